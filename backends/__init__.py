@@ -1,0 +1,1 @@
+"""What produces answers: the built-in engine, remote APIs, and the languages they speak."""

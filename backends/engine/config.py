@@ -1,0 +1,40 @@
+"""The engine's settings, as they stand in `hitherto.yaml` under `backends:`. No torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field
+
+
+class KVConfig(BaseModel):
+    """Memory for KV. `device` is reserved when the engine starts and never exceeded."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device: ByteSize = Field(default=ByteSize(1 << 30), gt=0)
+
+
+class EngineConfig(BaseModel):
+    """`kind: engine`: a Hugging Face model in a process of its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["engine"] = "engine"
+    model: str
+    """A folder, a `.gguf` file, `package:NAME/FILE` of an installed package, or a hub id."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """`auto`: bfloat16 where the processor computes it natively, else float32."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads; None leaves torch's choice, one per core."""
+    block: int = Field(default=32, ge=4, le=256)
+    """Tokens per KV block, the unit of prefix reuse; it must divide 256."""
+    prefix_cache: bool = True
+    max_running: int = Field(default=32, ge=1)
+    """Requests computed at once; more wait in the queue."""
+    max_waiting: int = Field(default=256, ge=1)
+    """Requests waiting; more get 503."""
+    step_tokens: int = Field(default=512, ge=32)
+    """Tokens per forward pass: larger is faster for long prompts, smaller is smoother for those who read along."""
+    kv: KVConfig = KVConfig()

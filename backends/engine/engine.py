@@ -1,0 +1,163 @@
+"""The loop: schedule → run → sample → publish, on one thread that owns the model and all accounts."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from backends.engine.blocks import BlockPool
+from backends.engine.config import EngineConfig
+from backends.engine.load import Loaded
+from backends.engine.prefix_cache import PrefixCache
+from backends.engine.runner import Piece
+from backends.engine.sampler import sample
+from backends.engine.scheduler import Chunk, Limits, Scheduler
+from backends.engine.sequence import Emission, Sequence
+
+log = logging.getLogger("hitherto.engine")
+
+
+class EngineFull(Exception):
+    """The queue is full; come back later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A look at the engine, for `/health` and the metrics."""
+
+    running: int
+    waiting: int
+    free_blocks: int
+    cached_blocks: int
+    total_blocks: int
+    evictions: int
+    preemptions: int
+    prompt_tokens: int
+    cached_tokens: int
+    steps: int
+
+
+class Engine:
+    """Computes sequences. `submit` and `cancel` may be called from any thread; emissions come from the engine's own.
+
+    `flush` is called after each step that emitted something, so that a listener can be woken once per step.
+    """
+
+    def __init__(self, loaded: Loaded, config: EngineConfig, flush: Callable[[], None] = lambda: None) -> None:
+        self.loaded = loaded
+        self._reuse = config.prefix_cache
+        self._max_waiting = config.max_waiting
+        self._flush = flush
+        pool = BlockPool(loaded.runner.pool.blocks - 1)
+        self.cache = PrefixCache(pool, loaded.root, config.block)
+        self.scheduler = Scheduler(self.cache, Limits(config.max_running, config.step_tokens))
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+        self._steps = 0
+        self._stopping = False
+
+    @property
+    def longest(self) -> int:
+        """Tokens of prompt and output that one request may have: the model's context, or what the pool can hold."""
+        return min(self.loaded.context, self.scheduler.capacity())
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the step in progress and end the thread; sequences under way are cancelled."""
+        self._stopping = True
+        self._inbox.put(None)
+        self._thread.join()
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence whose length was checked against `longest`. Raises `EngineFull`."""
+        if len(self.scheduler.waiting) >= self._max_waiting:
+            raise EngineFull
+        self._inbox.put(lambda: self.scheduler.add(sequence))
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Stop computing for it. Nothing is emitted any more once the engine has seen this."""
+        sequence.cancelled = True
+        self._inbox.put(lambda: self.scheduler.finish(sequence))
+
+    def run_on_engine_thread(self, action: Callable[[], None]) -> None:
+        """Run something between two steps, where no account is in use."""
+        self._inbox.put(action)
+
+    def stats(self) -> Stats:
+        scheduler, pool = self.scheduler, self.cache.pool
+        return Stats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            free_blocks=pool.available - pool.cached,
+            cached_blocks=pool.cached,
+            total_blocks=pool.total,
+            evictions=pool.evictions,
+            preemptions=scheduler.counters.preemptions,
+            prompt_tokens=scheduler.counters.prompt_tokens,
+            cached_tokens=scheduler.counters.cached_tokens,
+            steps=self._steps,
+        )
+
+    def step(self) -> None:
+        """One forward pass over whatever the scheduler planned."""
+        chunks = self.scheduler.schedule()
+        if not chunks:
+            return
+        sampling = [chunk for chunk in chunks if chunk.samples]
+        try:
+            logits = self.loaded.runner.run(
+                [
+                    Piece(chunk.sequence.tokens[chunk.start : chunk.end], chunk.start, chunk.sequence.table, chunk.samples)
+                    for chunk in chunks
+                ]
+            )
+            tokens = sample(logits, [chunk.sequence for chunk in sampling]) if sampling else []
+        except Exception as error:
+            log.exception("a step failed; its %d requests are ended", len(chunks))
+            self._fail(chunks, f"{type(error).__name__}: {error}")
+            return
+        self.scheduler.computed(chunks)
+        for chunk, (token, logprobs) in zip(sampling, tokens, strict=True):
+            sequence = chunk.sequence
+            sequence.tokens.append(token)
+            finish = sequence.finish_reason()
+            sequence.emit(Emission(token, logprobs, finish, cached_tokens=sequence.cached_tokens or 0))
+            if finish:
+                self.scheduler.finish(sequence)
+        if not self._reuse:
+            self.cache.pool.drop_cached()
+        self._steps += 1
+
+    def _fail(self, chunks: list[Chunk], reason: str) -> None:
+        for chunk in chunks:
+            chunk.sequence.emit(Emission(finish="error", error=reason))
+            self.scheduler.finish(chunk.sequence)
+
+    def _loop(self) -> None:
+        while not self._stopping:
+            self._drain(wait=self.scheduler.idle)
+            started = time.monotonic()
+            self.step()
+            self._flush()
+            if not self.scheduler.running and self.scheduler.waiting and time.monotonic() - started < 0.001:
+                time.sleep(0.001)  # nothing could be planned; do not spin
+        for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
+            sequence.emit(Emission(finish="cancelled", error="the engine is shutting down"))
+            self.scheduler.finish(sequence)
+        self._flush()
+
+    def _drain(self, wait: bool) -> None:
+        while not self._inbox.empty() or wait:
+            action = self._inbox.get()
+            if action is None:
+                return
+            action()
+            wait = False
+
+

@@ -1,0 +1,97 @@
+"""One request inside the engine: its tokens, its blocks, how it is sampled, how far it is. No torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen; the names and ranges are OpenAI's, plus `top_k` (0 is off)."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+    """None: no logprobs; 0: only the chosen token's; N: also the N most likely."""
+    ignore_eos: bool = False
+
+
+class State(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities before temperature: of the chosen token, and of the most likely ones."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What one engine step gives one request: at most one token; `finish` is set on the last emission."""
+
+    token: int | None = None
+    logprobs: TokenLogprobs | None = None
+    finish: str = ""
+    """"" while it goes on, else `stop`, `length`, `cancelled` or `error`."""
+    error: str = ""
+    cached_tokens: int = 0
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request in the engine. One owner of its blocks: only the scheduler fills and empties `table`."""
+
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    salt: str = ""
+    emit: Callable[[Emission], None] = lambda emission: None
+    eos: frozenset[int] = frozenset()
+    arrived: float = field(default_factory=time.monotonic)
+
+    state: State = State.WAITING
+    tokens: list[int] = field(default_factory=list)
+    """Prompt and output; all but the last few have their KV computed."""
+    computed: int = 0
+    """Tokens whose KV is in the pool, counted from position 0."""
+    table: list[int] = field(default_factory=list)
+    chain: list[bytes] = field(default_factory=list)
+    published: int = 0
+    cached_tokens: int | None = None
+    """Tokens found in the prefix cache when it was first scheduled."""
+    sampler_state: Any = None
+    cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[len(self.prompt) :]
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - len(self.prompt)
+
+    def finish_reason(self) -> str:
+        """Why it ends with the tokens it has now, or "" if it goes on. Stop strings are the text layer's business."""
+        if self.tokens[-1] in self.eos and not self.params.ignore_eos and self.output_len:
+            return "stop"
+        return "length" if self.output_len >= self.params.max_tokens else ""

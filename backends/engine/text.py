@@ -1,0 +1,141 @@
+"""Between text and tokens: chat template, step-by-step decoding, stop strings. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class TemplateError(ValueError):
+    """The messages cannot be put into the model's chat template; the text says what is wrong."""
+
+
+class Text:
+    """A model's tokenizer and chat template."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self._special = set(self.tokenizer.all_special_ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of the rendered conversation, ready for the assistant's turn."""
+        plain = [_plain_message(index, message) for index, message in enumerate(messages)]
+        try:
+            rendered = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # jinja2 errors and the template's own raise_exception
+            raise TemplateError(f"messages do not fit the model's chat template: {error}") from error
+        return list(self.tokenizer.encode(rendered, add_special_tokens=False))
+
+    def token_text(self, token: int) -> str:
+        return str(self.tokenizer.decode([token]))
+
+    def token_bytes(self, token: int) -> list[int]:
+        """The token's own bytes; for byte-level vocabularies a part of a character has bytes but no text."""
+        piece = self.tokenizer.convert_ids_to_tokens(token)
+        table = _byte_level_table()
+        if piece is not None and token not in self._special and all(char in table for char in piece):
+            return [table[char] for char in piece]
+        return list(self.token_text(token).encode())
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    """Content parts joined to a string: chat templates of text models expect one."""
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise TemplateError(f"messages[{index}].role is missing")
+    if isinstance(content, list):
+        texts = []
+        for part in content:
+            if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise TemplateError(f"messages[{index}].content holds a part that is not text; this model reads text only")
+            texts.append(part["text"])
+        content = "".join(texts)
+    if content is None and role == "assistant":
+        content = ""
+    if not isinstance(content, str):
+        raise TemplateError(f"messages[{index}].content must be a string or a list of text parts")
+    return {"role": role, "content": content}
+
+
+def _byte_level_table() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes, reversed: printable bytes stand for themselves, the others follow from U+0100."""
+    if not _BYTE_LEVEL:
+        printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        others = [byte for byte in range(256) if byte not in printable]
+        _BYTE_LEVEL.update({chr(byte): byte for byte in printable})
+        _BYTE_LEVEL.update({chr(256 + index): byte for index, byte in enumerate(others)})
+    return _BYTE_LEVEL
+
+
+_BYTE_LEVEL: dict[str, int] = {}
+
+
+class Detokenizer:
+    """Text of a growing list of tokens, as far as it is certain.
+
+    Decodes a short window instead of everything: the text of `tokens[start:]` minus that of `tokens[start:read]`. A
+    window that ends inside a character (U+FFFD) waits for the next token.
+    """
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+        self._tokens: list[int] = []
+        self._start = 0
+        self._read = 0
+
+    def push(self, token: int) -> str:
+        """The text that became certain with this token; may be empty."""
+        self._tokens.append(token)
+        before = self._text.decode(self._tokens[self._start : self._read])
+        now = self._text.decode(self._tokens[self._start :])
+        if len(now) <= len(before) or now.endswith("\ufffd"):
+            return ""
+        self._start, self._read = self._read, len(self._tokens)
+        return now[len(before) :]
+
+    def flush(self) -> str:
+        """What is left at the end: an incomplete character stays U+FFFD."""
+        before = self._text.decode(self._tokens[self._start : self._read])
+        now = self._text.decode(self._tokens[self._start :])
+        self._start = self._read = len(self._tokens)
+        return now[len(before) :]
+
+
+class StopStrings:
+    """Holds back text that could be the beginning of a stop string, and cuts at the first one found."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.found = False
+
+    def push(self, piece: str) -> str:
+        """What may be shown now. After `found`, everything later is dropped."""
+        if self.found:
+            return ""
+        text = self._held + piece
+        hits = [position for stop in self._stops if (position := text.find(stop)) >= 0]
+        if hits:
+            self.found, self._held = True, ""
+            return text[: min(hits)]
+        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :] if keep else ""
+        return text[: len(text) - keep] if keep else text
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return "" if self.found else held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,60 @@
+"""Proof that the engine computes what the model computes, run at every load before the first request.
+
+Hugging Face models differ in what they pass to an attention function, and some (linear attention, recurrent state)
+run through ours without an error and give wrong text. So: gate on what the config says, then compare.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from backends.engine.kv_pool import KVPool
+from backends.engine.runner import Piece, Runner
+
+
+class UnsupportedModel(ValueError):
+    """The model would run, but not right; the text says what it has that the engine cannot do."""
+
+
+def gate(config: Any) -> None:
+    """Refuse what is known to be silently wrong in a paged engine."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if strange := kinds - {"full_attention", "sliding_attention"}:
+        raise UnsupportedModel(f"layers of type {', '.join(sorted(strange))} keep state that is not KV of single tokens")
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if parameters.get("rope_type") in ("dynamic", "longrope"):
+            raise UnsupportedModel(f"rope_type {parameters['rope_type']} makes KV depend on the length of other requests")
+
+
+def self_test(runner: Runner, reference: torch.Tensor, prompt: list[int], dtype: torch.dtype) -> float:
+    """Compare packed, chunked, prefix-sharing passes with the model's own forward pass; returns the largest difference.
+
+    `reference` `[tokens, vocabulary]` holds the model's logits for `prompt` by its own attention. Raises
+    `UnsupportedModel` where the engine's are further away than rounding explains, or where the cut changes a bit.
+    """
+    size = runner.pool.block_size
+    blocks = -(-len(prompt) // size) + 1
+    mine, other = list(range(1, blocks + 1)), list(range(blocks + 1, 2 * blocks + 1))
+    whole = runner.run([Piece(prompt, 0, mine, True)])[0]
+    scale = float(reference[-1].abs().max())
+    difference = float((whole - reference[-1].to(whole.device)).abs().max())
+    tolerance = 2e-4 * scale if dtype == torch.float32 else 0.05 * scale
+    if not difference <= tolerance:
+        raise UnsupportedModel(f"self-test: logits differ by {difference:.3g} from the model's own (limit {tolerance:.3g})")
+    # The same prompt again in other pieces, behind a shared first block and beside another sequence.
+    shared = mine[:1] + other[1:]
+    cut = size + (len(prompt) - size) // 2
+    runner.run([Piece(prompt[size:cut], size, shared, False), Piece(prompt[:3], 0, other[:1], True)])
+    *_, again = runner.run([Piece(prompt[:5], 0, other[:1], True), Piece(prompt[cut:], cut, shared, True)])
+    if runner.device.type == "cpu" and not torch.equal(whole, again):
+        gap = float((whole - again).abs().max())
+        raise UnsupportedModel(f"self-test: a cached prefix changes the logits by {gap:.3g}; it must not change a bit")
+    return difference
+
+
+def scratch_blocks(prompt_length: int, pool: KVPool) -> int:
+    """Blocks that `self_test` needs."""
+    return 2 * (-(-prompt_length // pool.block_size) + 1) + 1

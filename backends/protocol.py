@@ -1,0 +1,151 @@
+"""The vocabulary: what is asked, what is answered, and what can go wrong between.
+
+The one module of `backends` that `policies` may import. Plain values only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Protocol
+
+from pydantic import BeforeValidator
+
+_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(value: object) -> object:
+    """`"250ms"`, `"10s"`, `"5m"`, `"24h"`, `"7d"` → seconds. Numbers are refused: the unit lives in the value."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", value)
+        if match:
+            return float(match[1]) * _DURATION_UNITS[match[2]]
+    if isinstance(value, float):  # a default, already in seconds
+        return value
+    raise ValueError(f"a duration needs a number and one of the units ms, s, m, h, d (like 250ms or 24h), not {value!r}")
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+"""Seconds, written in config files with their unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the gateway needs to know of a request; the bytes themselves stay as they came.
+
+    `question` is the text that may differ in wording between two requests that share an answer (the last user
+    turn), or None, and then `no_question` says why. `scope_fields` is everything else that decides the answer.
+    """
+
+    surface: str
+    model: str
+    stream: bool
+    include_usage: bool
+    question: str | None
+    no_question: str
+    scope_fields: Mapping[str, Any]
+    temperature: float | None = None
+    choices: int = 1
+    wants_logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one answer. `prompt` includes `cached`; `cached` is None where the backend does not tell."""
+
+    prompt: int
+    completion: int
+    cached: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One complete answer, independent of how it was or will be sent.
+
+    `body` is the answer object of the dialect without `id` and `created`, which every delivery makes anew.
+    `finish_reasons` holds one word per choice. `flaw` names what makes it unfit for reuse (empty when it is fit).
+    """
+
+    body: Mapping[str, Any]
+    finish_reasons: tuple[str, ...]
+    usage: Usage | None
+    flaw: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request towards a backend: `path` starts after `/v1`, `query` has no leading `?`."""
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Reply(Protocol):
+    """An upstream's answer whose head has arrived and whose body is still to come. Always close it."""
+
+    status: int
+    headers: list[tuple[str, str]]
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it arrives. Raises `BackendInterrupted` when it ends before its end."""
+        ...
+
+    async def close(self) -> None:
+        """Give the connection back; cancels the computation when the body was not read to its end."""
+        ...
+
+
+class Backend(Protocol):
+    """Something that computes answers.
+
+    `identity` changes whenever the same request could get a different answer for a reason that the request does
+    not show (another URL, another model file), so that stored answers do not outlive what made them.
+    """
+
+    name: str
+    kind: str
+    identity: str
+
+    async def open(self, call: Call) -> Reply:
+        """Send, and return when the response head is there. Raises a `BackendError`."""
+        ...
+
+    async def ready(self) -> str:
+        """Empty when requests can be served now, else the reason why not."""
+        ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+@dataclass
+class BackendError(Exception):
+    """No answer from a backend, and none of its bytes were passed on."""
+
+    backend: str
+    detail: str
+    retry_after: float | None = field(default=None)
+
+    def __str__(self) -> str:
+        return f"backend {self.backend!r}: {self.detail}"
+
+
+class BackendUnreachable(BackendError):
+    """No connection, or it broke before the response head."""
+
+
+class BackendTimeout(BackendError):
+    """The backend did not answer within its time."""
+
+
+class BackendStarting(BackendError):
+    """The backend is known to be on its way up (again); come back after `retry_after` seconds."""
+
+
+class BackendInterrupted(BackendError):
+    """The body broke off in the middle."""
