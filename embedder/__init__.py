@@ -1,0 +1,1 @@
+"""Text to vectors, and near vectors to a vector. Imports nothing of ours."""

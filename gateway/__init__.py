@@ -1,0 +1,1 @@
+"""The gateway: talks to callers, remembers, and wires the parts together."""

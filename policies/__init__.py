@@ -1,0 +1,1 @@
+"""Decisions from plain values: no await, no I/O, no clock."""

@@ -1,0 +1,1 @@
+"""What callers see: the API surfaces, and the operator's pages."""

@@ -1,0 +1,1 @@
+"""Where things are remembered: one contract, several stores."""

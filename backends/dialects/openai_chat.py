@@ -1,0 +1,304 @@
+"""OpenAI chat completions: what a request asks, what an answer says, and an answer in any shape a client wants."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from backends.dialects import sse
+from backends.protocol import Answer, Usage, View
+
+SURFACE = "openai-chat"
+DONE = b"data: [DONE]\n\n"
+USAGE_COMMENT = b": hitherto-usage "
+_COMPLETE = frozenset({"stop", "tool_calls", "function_call"})
+_PER_DELIVERY = frozenset({"id", "created"})
+
+
+class MalformedRequest(ValueError):
+    """The body is not a chat completion request; `param` names the field."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """The body as an object. Raises `MalformedRequest`."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise MalformedRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise MalformedRequest("the body must be a JSON object")
+    return value
+
+
+def view(body: Mapping[str, Any]) -> View:
+    """What the gateway needs to know. Only what it acts on is checked; the rest is the backend's business."""
+    model, messages = body.get("model"), body.get("messages")
+    if not isinstance(model, str) or not model:
+        raise MalformedRequest("model must be a string that is not empty", "model")
+    if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
+        raise MalformedRequest("messages must be a list of at least one message object", "messages")
+    stream, options = body.get("stream"), body.get("stream_options")
+    if stream is not None and not isinstance(stream, bool):
+        raise MalformedRequest("stream must be true or false", "stream")
+    question, reason, shape = _question(messages[-1])
+    fields = {name: value for name, value in body.items() if name != "messages"}
+    fields["messages"] = messages if question is None else [*messages[:-1], shape]
+    temperature, choices = body.get("temperature"), body.get("n")
+    return View(
+        surface=SURFACE,
+        model=model,
+        stream=bool(stream),
+        include_usage=isinstance(options, dict) and options.get("include_usage") is True,
+        question=question,
+        no_question=reason,
+        scope_fields=fields,
+        temperature=float(temperature) if isinstance(temperature, int | float) else None,
+        choices=choices if isinstance(choices, int) else 1,
+        wants_logprobs=body.get("logprobs") is True,
+    )
+
+
+def _question(message: Mapping[str, Any]) -> tuple[str | None, str, dict[str, Any]]:
+    """The text of a last user turn, or None and the reason; and the message without that text."""
+    if message.get("role") != "user":
+        return None, "last-turn-not-user", {}
+    content = message.get("content")
+    rest = {name: value for name, value in message.items() if name != "content"}
+    if isinstance(content, str):
+        return content, "", rest
+    if not isinstance(content, list) or not content:
+        return None, "no-text", {}
+    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
+    if not all(isinstance(text, str) for text in texts):
+        return None, "not-text-only", {}
+    if len(texts) > 1:  # one part is the same as a plain string; several may be joined differently by each backend
+        rest["parts"] = [len(str(text)) for text in texts]
+    return "".join(str(text) for text in texts), "", rest
+
+
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_SPACE = b" \t\r\n"
+
+
+def with_model(body: bytes, model: str) -> bytes:
+    """The same bytes with another value for the top-level `model`. Every `model` key is replaced, should there be two."""
+    out, copied, depth, position = [], 0, 0, 0
+    while position < len(body):
+        char = body[position : position + 1]
+        if char == b'"':
+            match = _STRING.match(body, position)
+            if match is None:
+                return body
+            position = match.end()
+            if depth == 1 and orjson.loads(match[0]) == "model":
+                value = _after_colon(body, position)
+                if value is not None and (old := _STRING.match(body, value)):
+                    out += [body[copied:value], orjson.dumps(model)]
+                    copied = position = old.end()
+            continue
+        depth += char in b"{["
+        depth -= char in b"}]"
+        position += 1
+    return b"".join([*out, body[copied:]])
+
+
+def _after_colon(body: bytes, position: int) -> int | None:
+    while position < len(body) and body[position] in _SPACE:
+        position += 1
+    if body[position : position + 1] != b":":
+        return None
+    position += 1
+    while position < len(body) and body[position] in _SPACE:
+        position += 1
+    return position
+
+
+def answer_from_json(body: bytes) -> Answer:
+    """The answer in a complete JSON response; its `flaw` says why it should not be reused."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return Answer({}, (), None, "not-json")
+    if not isinstance(value, dict):
+        return Answer({}, (), None, "not-an-object")
+    return _answer({name: field for name, field in value.items() if name not in _PER_DELIVERY})
+
+
+def answer_from_stream(stream: bytes) -> Answer:
+    """The answer that the chunks of a stream add up to. Without `[DONE]` it is flawed: the end may be missing."""
+    body: dict[str, Any] = {"object": "chat.completion"}
+    choices: dict[int, dict[str, Any]] = {}
+    done = False
+    for data in sse.data_fields(stream):
+        if data == b"[DONE]":
+            done = True
+            break
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return Answer({}, (), None, "not-json")
+        if not isinstance(chunk, dict):
+            return Answer({}, (), None, "not-an-object")
+        for name, value in chunk.items():
+            if name == "choices":
+                for part in value or ():
+                    _add_delta(choices.setdefault(part.get("index", 0), {"message": {}}), part)
+            elif name not in _PER_DELIVERY and name != "object" and value is not None:
+                body[name] = value
+    if "usage" not in body:
+        for comment in sse.comments(stream):
+            if comment.startswith(USAGE_COMMENT):
+                body["usage"] = orjson.loads(comment[len(USAGE_COMMENT) :])
+    body["choices"] = [{"index": index, **choices[index]} for index in sorted(choices)]
+    for choice in body["choices"]:
+        choice["message"].setdefault("content", None)
+    answer = _answer(body)
+    return answer if done else Answer(answer.body, answer.finish_reasons, answer.usage, "unterminated")
+
+
+def _add_delta(choice: dict[str, Any], part: Mapping[str, Any]) -> None:
+    if part.get("finish_reason") is not None:
+        choice["finish_reason"] = part["finish_reason"]
+    if part.get("logprobs") is not None:
+        _merge(choice.setdefault("logprobs", {}), part["logprobs"])
+    delta = part.get("delta") or {}
+    calls = delta.get("tool_calls")
+    _merge(choice["message"], {name: value for name, value in delta.items() if name != "tool_calls"})
+    if calls:
+        known = choice["message"].setdefault("tool_calls", [])
+        for call in calls:
+            index = call.get("index", 0)
+            while len(known) <= index:
+                known.append({})
+            _merge(known[index], {name: value for name, value in call.items() if name != "index"})
+
+
+_ONCE = frozenset({"role", "id", "type", "name"})
+
+
+def _merge(into: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    """Add a delta: text is appended, lists are extended, objects are merged, the rest is replaced."""
+    for name, value in delta.items():
+        old = into.get(name)
+        if value is None:
+            continue
+        if isinstance(value, str) and isinstance(old, str) and name not in _ONCE:
+            into[name] = old + value
+        elif isinstance(value, list) and isinstance(old, list):
+            into[name] = old + value
+        elif isinstance(value, dict) and isinstance(old, dict):
+            _merge(old, value)
+        elif not (name in _ONCE and old and not value):
+            into[name] = dict(value) if isinstance(value, dict) else value
+
+
+def _answer(body: dict[str, Any]) -> Answer:
+    choices = body.get("choices")
+    if body.get("error") is not None:
+        return Answer(body, (), usage_of(body), "error")
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
+        return Answer(body, (), usage_of(body), "no-choices")
+    finish = tuple(str(choice.get("finish_reason")) for choice in choices)
+    flaw = next((flaw for choice in choices if (flaw := _flaw(choice))), "")
+    return Answer(body, finish, usage_of(body), flaw)
+
+
+def _flaw(choice: Mapping[str, Any]) -> str:
+    """Why a choice is not a complete, reusable answer; empty when it is."""
+    finish, message = choice.get("finish_reason"), choice.get("message")
+    if not isinstance(message, dict):
+        return "no-message"
+    if finish not in _COMPLETE:
+        return f"finish-{finish}"
+    if message.get("refusal"):
+        return "refusal"
+    if message.get("audio"):
+        return "audio"
+    calls = message.get("tool_calls") or ()
+    functions = [call.get("function") for call in calls if call.get("type", "function") == "function"]
+    if message.get("function_call"):
+        functions.append(message["function_call"])
+    if any(not _is_valid_call(function) for function in functions):
+        return "tool-arguments"
+    if not calls and not functions and not message.get("content"):
+        return "empty"
+    return ""
+
+
+def _is_valid_call(function: Any) -> bool:
+    try:
+        orjson.loads(function["arguments"] or "{}")
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return False
+    return bool(function.get("name"))
+
+
+def usage_of(body: Mapping[str, Any]) -> Usage | None:
+    """The token counts of an answer, if it tells them."""
+    usage = body.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if not isinstance(prompt, int) or not isinstance(completion, int):
+        return None
+    return Usage(prompt, completion, cached if isinstance(cached, int) else None)
+
+
+def render_json(body: bytes, id: str, created: int) -> bytes:
+    """A stored answer (JSON object without id and created) as a response of its own."""
+    head = b'{"id":' + orjson.dumps(id) + b',"created":' + str(created).encode()
+    return head + b"," + body[1:] if len(body) > 2 else head + b"}"
+
+
+def render_stream(body: bytes, id: str, created: int, include_usage: bool) -> Iterator[bytes]:
+    """A stored answer as the chunks that a streaming client expects."""
+    value = orjson.loads(body)
+    shared = {name: value[name] for name in ("model", "system_fingerprint", "service_tier") if value.get(name) is not None}
+    head = {"id": id, "object": "chat.completion.chunk", "created": created, **shared}
+    pending = {"usage": None} if include_usage else {}
+
+    def chunk(index: int, delta: Mapping[str, Any], logprobs: Any = None, finish: Any = None) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return sse.event(orjson.dumps({**head, "choices": [choice], **pending}))
+
+    for choice in value["choices"]:
+        index, message = choice.get("index", 0), choice["message"]
+        yield chunk(index, {"role": message.get("role", "assistant"), "content": "" if message.get("content") else None})
+        for name, text in message.items():
+            if name in ("role", "content", "tool_calls") or text is None:
+                continue
+            yield chunk(index, {name: text})
+        yield from (chunk(index, delta, logprobs) for delta, logprobs in _content_deltas(choice))
+        for position, call in enumerate(message.get("tool_calls") or ()):
+            yield chunk(index, {"tool_calls": [{"index": position, **call}]})
+        yield chunk(index, {}, None, choice.get("finish_reason"))
+    if include_usage:
+        yield sse.event(orjson.dumps({**head, "choices": [], "usage": value.get("usage")}))
+    yield DONE
+
+
+def _content_deltas(choice: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
+    """The content in pieces: one per token where logprobs are stored, else a few words each."""
+    content = choice["message"].get("content")
+    logprobs = choice.get("logprobs") or {}
+    tokens = logprobs.get("content")
+    if isinstance(content, str) and tokens and "".join(entry["token"] for entry in tokens) == content:
+        for entry in tokens:
+            yield {"content": entry["token"]}, {"content": [entry]}
+    elif isinstance(content, str):
+        pieces = re.findall(r"(?:\S*\s*){1,4}", content)
+        for number, piece in enumerate(piece for piece in pieces if piece):
+            yield {"content": piece}, (logprobs or None) if number == 0 else None
+    elif content is not None:
+        yield {"content": content}, logprobs or None
+    elif logprobs:
+        yield {}, logprobs

@@ -1,0 +1,29 @@
+"""Server-sent events: reading a finished stream, writing events (WHATWG HTML section 9.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+def data_fields(stream: bytes) -> Iterator[bytes]:
+    """The data of each event of a whole stream, in order; several `data:` lines of one event are joined by a newline."""
+    data: list[bytes] = []
+    for line in stream.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"):
+        if not line:
+            if data:
+                yield b"\n".join(data)
+            data = []
+        elif line.startswith(b"data:"):
+            data.append(line[6:] if line.startswith(b"data: ") else line[5:])
+    # An event that the stream's end cuts off was never dispatched, so it is not yielded.
+
+
+def comments(stream: bytes) -> Iterator[bytes]:
+    """The comment lines of a stream, with their colon."""
+    for line in stream.split(b"\n"):
+        if line.startswith(b":"):
+            yield line.rstrip(b"\r")
+
+
+def event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"

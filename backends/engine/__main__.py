@@ -1,0 +1,69 @@
+"""The engine process: `python -m backends.engine CONFIG.json`-style arguments come from its supervisor.
+
+Usage: python -m backends.engine --name NAME --data DIR --listen unix:PATH|HOST:PORT --config JSON [--with-parent]
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from backends.engine.config import EngineConfig
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m backends.engine")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--listen", required=True, help="unix:PATH or HOST:PORT")
+    parser.add_argument("--config", required=True, help="the backend's settings as JSON")
+    parser.add_argument("--with-parent", action="store_true", help="end when standard input closes")
+    arguments = parser.parse_args()
+    if arguments.with_parent:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        config = EngineConfig.model_validate_json(arguments.config)
+    except ValidationError as error:
+        sys.exit(f"engine {arguments.name}: {error}")
+    serve(arguments.name, config, arguments.data, arguments.listen)
+
+
+def serve(name: str, config: EngineConfig, data: Path, listen: str) -> None:
+    """Load the model and serve it until a signal comes. Exits with a line for the operator when it cannot."""
+    import uvicorn
+
+    from backends.engine.load import load
+    from backends.engine.server import EngineServer
+
+    logging.basicConfig(level=logging.INFO, format=f"engine {name}: %(message)s")
+    try:
+        loaded = load(config, data, logging.getLogger("hitherto.engine").info)
+    except (ValueError, OSError) as error:
+        sys.exit(f"engine {name}: {error}")
+    server = EngineServer(loaded, config, name)
+    where = _address(listen)
+    uvicorn.run(server, log_level="warning", access_log=False, timeout_graceful_shutdown=30, **where)
+
+
+def _address(listen: str) -> dict[str, str | int]:
+    if listen.startswith("unix:"):
+        return {"uds": listen.removeprefix("unix:")}
+    host, _, port = listen.rpartition(":")
+    return {"host": host or "127.0.0.1", "port": int(port)}
+
+
+def _end_with_parent() -> None:
+    """A pipe from the parent is closed by the system whatever way the parent ends; then nobody needs this process."""
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

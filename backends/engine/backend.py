@@ -1,0 +1,48 @@
+"""The engine as the gateway sees it: a supervised process behind a unix socket. No torch here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from backends.engine.config import EngineConfig
+from backends.engine.supervisor import Supervisor
+from backends.protocol import BackendError, BackendStarting, Call, Reply
+from backends.upstream import Upstream
+
+
+class EngineBackend:
+    """`kind: engine`."""
+
+    kind = "engine"
+
+    def __init__(self, name: str, config: EngineConfig, data: Path) -> None:
+        self.name = name
+        self.identity = f"engine {config.model} {config.dtype}"
+        self.supervisor = Supervisor(name, config, data)
+        self._upstream = Upstream(
+            name,
+            "engine",
+            "http://engine/v1",
+            socket=self.supervisor.socket,
+            starting=lambda: self.supervisor.failure or "the engine is starting",
+        )
+
+    async def start(self) -> None:
+        await self._upstream.start()
+        self.supervisor.start()
+
+    async def stop(self) -> None:
+        await self._upstream.stop()
+        await self.supervisor.stop()
+
+    async def open(self, call: Call) -> Reply:
+        return await self._upstream.open(call)
+
+    async def ready(self) -> str:
+        try:
+            await self._upstream.get_json("/models")
+        except BackendStarting as error:
+            return error.detail
+        except BackendError as error:
+            return str(error)
+        return ""

@@ -1,0 +1,118 @@
+"""The only wiring: settings → parts → application. The lifespan opens them in order and closes them in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from backends.build import build
+from gateway import errors
+from gateway.api import chat, health, models, passthrough
+from gateway.api.auth import OpenAuth, TransparentAuth
+from gateway.cache.answers import Answers
+from gateway.cache.semantic import Semantic
+from gateway.config import Settings
+from gateway.dispatch import Dispatch
+from gateway.metrics import Metrics
+from gateway.pipeline import Pipeline
+from gateway.stores.sqlite import SQLiteAnswers
+
+log = logging.getLogger("hitherto")
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The gateway as an ASGI application."""
+    settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    metrics = Metrics()
+    notes: dict[str, str] = {}
+    backends = {name: build(name, config, settings.data) for name, config in settings.backends.items()}
+    dispatch = Dispatch(backends, settings.routes(), _salt_key(settings.data))
+    auth = TransparentAuth() if settings.transparent else OpenAuth()
+    store = SQLiteAnswers(settings.data / "answers.sqlite")
+    semantic = settings.cache.semantic
+    answers = Answers(store, int(settings.cache.size), semantic.deadline if semantic else 0.0, metrics)
+    pipeline = Pipeline(answers, dispatch, settings.cache.rules(), metrics)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for backend in backends.values():
+                stack.push_async_callback(backend.stop)
+                await backend.start()
+            stack.push_async_callback(answers.close)
+            if semantic:
+                answers.semantic = await _semantic_tier(settings, notes)
+            await answers.open()
+            yield
+
+    app = FastAPI(title="Hitherto", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    relay = passthrough.Passthrough(dispatch, auth, metrics, int(settings.body_limit))
+    endpoint = chat.ChatEndpoint(pipeline, auth, metrics, int(settings.body_limit))
+    app.router.routes.append(Route("/v1/chat/completions", endpoint, methods=["POST"]))
+    app.include_router(health.router(backends, notes, metrics))
+    app.include_router(models.router(dispatch, auth, relay))
+    app.include_router(passthrough.router(relay))
+    app.add_exception_handler(Exception, _refuse)
+    app.add_exception_handler(HTTPException, _not_found)
+    for kind in errors.known():
+        app.add_exception_handler(kind, _refuse)
+    return app
+
+
+async def _semantic_tier(settings: Settings, notes: dict[str, str]) -> Semantic | None:
+    """The semantic tier, or None and a note: the gateway serves exact answers without it."""
+
+    def load() -> Semantic:
+        from embedder.batcher import Batcher
+        from embedder.sentence import SentenceEncoder
+
+        return Semantic(Batcher(SentenceEncoder(settings.embedder.model, settings.embedder.threads)))
+
+    try:
+        return await asyncio.to_thread(load)
+    except ImportError as error:
+        notes["semantic"] = f"off: {error}; install hitherto[semantic]"
+    except Exception as error:
+        notes["semantic"] = f"off: {error}"
+    log.warning("the semantic tier is %s", notes["semantic"])
+    return None
+
+
+def _salt_key(data: Path) -> bytes:
+    """The secret behind the tenants' KV salts: made once, kept in the data folder, readable by its owner only."""
+    path = data / "salt.key"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_bytes()
+    with os.fdopen(descriptor, "wb") as file:
+        key = secrets.token_bytes(32)
+        file.write(key)
+    return key
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    refusal = errors.refusal(error)
+    if refusal.status == 500:
+        log.error("an unforeseen error", exc_info=error)
+    headers = {name.decode(): value.decode() for name, value in refusal.headers()}
+    return Response(refusal.body(), refusal.status, headers, "application/json")
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    """Paths and methods that do not exist, in the API's error shape too."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    refusal = errors.Refusal(error.status_code, "invalid_request_error", message)
+    return Response(refusal.body(), refusal.status, dict(error.headers or {}), "application/json")
+
+

@@ -1,0 +1,339 @@
+"""Looking answers up, and remembering them. A fault in any part is a miss, counted, never an error."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import orjson
+
+from backends.protocol import Answer, View
+from gateway.cache.semantic import Semantic
+from gateway.metrics import Metrics
+from gateway.stores.contract import AnswerStore, Entry, Known
+from policies import cacheability, similarity
+from policies.cacheability import CacheRules, Controls
+
+log = logging.getLogger("hitherto.cache")
+
+Tier = Literal["exact", "semantic", "miss", "bypass"]
+_OVERHEAD = 600
+"""Bytes that an entry costs beside its answer: its vector of 384 floats on disk counts here, its facts in memory too."""
+HOT_BYTES = 64 << 20
+SWEEP_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request as the cache sees it."""
+
+    key: bytes
+    scope: bytes
+    tenant: str
+    view: View
+    controls: Controls
+    rules: CacheRules
+
+
+@dataclass(slots=True)
+class Lookup:
+    """What a lookup found, or why it found nothing. `vector` is kept for storing the fresh answer."""
+
+    tier: Tier
+    reason: str = ""
+    entry: Entry | None = None
+    similarity: float | None = None
+    vector: asyncio.Future[bytes | None] | None = field(default=None, repr=False)
+
+
+class Answers:
+    """The answer cache of one gateway process.
+
+    In memory: facts of every entry, the bodies of the hot ones, and the semantic index. On disk: everything.
+    """
+
+    def __init__(
+        self, store: AnswerStore, size: int, deadline: float, metrics: Metrics, semantic: Semantic | None = None
+    ) -> None:
+        self._store = store
+        self.semantic = semantic
+        """Set before `open`; None: exact answers only."""
+        self._size_limit = size
+        self._deadline = deadline
+        self._metrics = metrics
+        self._known: OrderedDict[bytes, Known] = OrderedDict()  # least recently used first
+        self._bytes = 0
+        self._hot: OrderedDict[bytes, Entry] = OrderedDict()
+        self._hot_bytes = 0
+        self._reader = ThreadPoolExecutor(2, "answers-read")
+        self._writer = ThreadPoolExecutor(1, "answers-write")
+        self._to_write: list[Entry] = []
+        self._to_delete: list[bytes] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writing = False
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Load what earlier runs stored and still lives, and build the semantic index from it."""
+        loop = asyncio.get_running_loop()
+        try:
+            known = await loop.run_in_executor(self._reader, lambda: list(self._store.known()))
+        except Exception:
+            self._fault("store")
+            known = []
+        now = time.time()
+        for key, facts in known:
+            if facts.expires > now:
+                self._known[key] = facts
+                self._bytes += facts.size + _OVERHEAD
+            else:
+                self._to_delete.append(key)
+        if self.semantic is not None:
+            try:
+                await self.semantic.warm()
+                await self.semantic.rebuild(self._store, self._known.__contains__)
+            except Exception:
+                self._fault("index")
+        self._evict()
+        self._publish_size()
+        self._flush_soon()
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def close(self) -> None:
+        """Write what is waiting to be written."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._reader.shutdown()
+        self._writer.shutdown()
+        if self.semantic is not None:
+            await asyncio.to_thread(self.semantic.close)
+        self._store.close()
+
+    async def lookup(self, question: Question) -> Lookup:
+        """Exact first, then semantic, within the deadline. Never raises for a cache fault."""
+        readable = cacheability.may_read(question.view, question.rules, question.controls)
+        if not readable.exact:
+            return self._counted("exact", Lookup("bypass", readable.reason))
+        try:
+            entry, unfit = await self._fetch(question.key, question)
+        except Exception:
+            self._fault("store")
+            entry, unfit = None, "fault"
+        if entry is not None:
+            return self._counted("exact", Lookup("exact", entry=entry))
+        if not readable.semantic or self.semantic is None:
+            return self._counted("exact", Lookup("miss", unfit or readable.reason or "semantic-unavailable"))
+        return self._counted("semantic", await self._lookup_semantic(question))
+
+    def remember(self, question: Question, lookup: Lookup, backend: str, status: int, answer: Answer) -> str:
+        """Keep an answer if it may be kept; empty, or the reason why not. Findable when this returns, durable soon after."""
+        reason = cacheability.may_write(question.view, question.rules, question.controls, status, answer)
+        self._metrics.answer_writes.labels("skipped" if reason else "stored", reason).inc()
+        if reason:
+            return reason
+        now = time.time()
+        entry = Entry(
+            key=question.key,
+            scope=question.scope,
+            tenant=question.tenant,
+            surface=question.view.surface,
+            model=question.view.model,
+            backend=backend,
+            question=question.view.question,
+            body=orjson.dumps(answer.body),
+            has_usage=answer.usage is not None,
+            created=now,
+            expires=now + cacheability.fresh_for(question.rules, question.controls),
+        )
+        self._keep(entry)
+        task = asyncio.create_task(self._embed_and_write(question, lookup, entry))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return ""
+
+    async def _lookup_semantic(self, question: Question) -> Lookup:
+        semantic, text = self.semantic, question.view.question
+        assert semantic is not None and text is not None  # may_read allows semantic only with a question
+        if not semantic.has(question.scope):
+            return Lookup("miss", "first-in-scope")
+        vector: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        try:
+            future = semantic.neighbours(question.scope, text)
+            future.add_done_callback(lambda done: _pass_on_vector(done, vector))
+            async with asyncio.timeout(self._deadline):
+                neighbours = await asyncio.shield(future)
+                if neighbours is None:
+                    return Lookup("miss", "beyond-window", vector=vector)
+                return await self._choose(question, text, neighbours.nearest, vector)
+        except TimeoutError:
+            return Lookup("miss", "deadline", vector=vector)
+        except Exception:
+            self._fault("semantic")
+            return Lookup("miss", "fault")
+
+    async def _choose(
+        self, question: Question, text: str, nearest: list[tuple[bytes, float]], vector: asyncio.Future[bytes | None]
+    ) -> Lookup:
+        """The first candidate that nothing speaks against; else the reason why the best one was refused."""
+        threshold = max(question.rules.threshold, question.controls.threshold or 0.0)
+        refused = "below-threshold"
+        best = nearest[0][1] if nearest else None
+        for key, cosine in nearest:
+            if cosine < threshold:
+                break
+            entry, unfit = await self._fetch(key, question)
+            if entry is None or entry.question is None or entry.scope != question.scope:
+                refused = unfit or refused
+                continue
+            if veto := similarity.veto(text, entry.question):
+                refused = f"veto-{veto}"
+                continue
+            return Lookup("semantic", entry=entry, similarity=cosine, vector=vector)
+        return Lookup("miss", refused, similarity=best, vector=vector)
+
+    async def _fetch(self, key: bytes, question: Question) -> tuple[Entry | None, str]:
+        """An entry that this request may have, or None and why not."""
+        known = self._known.get(key)
+        if known is None:
+            return None, ""
+        now = time.time()
+        if known.expires <= now:
+            self._forget([key])
+            return None, "expired"
+        max_age = question.controls.max_age
+        if max_age is not None and now - known.created > max_age:
+            return None, "max-age"
+        if question.view.stream and question.view.include_usage and not known.has_usage:
+            return None, "usage-unknown"  # the client waits for a usage chunk that we could only invent
+        entry = self._hot.get(key)
+        if entry is None:
+            loop = asyncio.get_running_loop()
+            entry = await loop.run_in_executor(self._reader, self._store.get, key)
+            if entry is None:
+                self._forget([key])
+                return None, "lost"
+            self._warm_up(entry)
+        if key in self._known:
+            self._known.move_to_end(key)
+        return entry, ""
+
+    def _keep(self, entry: Entry) -> None:
+        self._forget([entry.key], delete=False)
+        size = len(entry.body) + len(entry.question or "")
+        self._known[entry.key] = Known(entry.created, entry.expires, size, entry.scope, entry.has_usage)
+        self._bytes += size + _OVERHEAD
+        self._warm_up(entry)
+        self._evict()
+        self._publish_size()
+
+    def _warm_up(self, entry: Entry) -> None:
+        if (old := self._hot.pop(entry.key, None)) is not None:
+            self._hot_bytes -= len(old.body)
+        self._hot[entry.key] = entry
+        self._hot_bytes += len(entry.body)
+        while self._hot_bytes > HOT_BYTES and len(self._hot) > 1:
+            _, cold = self._hot.popitem(last=False)
+            self._hot_bytes -= len(cold.body)
+
+    def _forget(self, keys: list[bytes], delete: bool = True) -> None:
+        gone = []
+        for key in keys:
+            known = self._known.pop(key, None)
+            if known is not None:
+                self._bytes -= known.size + _OVERHEAD
+                gone.append(key)
+            hot = self._hot.pop(key, None)
+            if hot is not None:
+                self._hot_bytes -= len(hot.body)
+        if delete and gone:
+            self._to_delete += gone
+            if self.semantic is not None:
+                _ignore_result(self.semantic.remove(gone))
+            self._flush_soon()
+
+    def _evict(self) -> None:
+        while self._bytes > self._size_limit and len(self._known) > 1:
+            self._forget([next(iter(self._known))])
+
+    async def _sweep(self) -> None:
+        """Expired entries must not fill the budget just because nobody asks for them."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = time.time()
+            self._forget([key for key, known in self._known.items() if known.expires <= now])
+            self._publish_size()
+
+    async def _embed_and_write(self, question: Question, lookup: Lookup, entry: Entry) -> None:
+        text = question.view.question
+        wanted = cacheability.may_read(question.view, question.rules, replace(question.controls, no_cache=False)).semantic
+        if self.semantic is not None and wanted and text is not None:
+            try:
+                vector = await (lookup.vector or self.semantic.vector(text))
+                if vector is not None and entry.key in self._known:
+                    entry = replace(entry, vector=vector, embedder=self.semantic.fingerprint)
+                    await self.semantic.add(entry.scope, entry.key, vector)
+            except Exception:
+                self._fault("semantic")
+        self._to_write.append(entry)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._writing and (self._to_write or self._to_delete):
+            self._writing = True
+            task = asyncio.create_task(self._flush())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _flush(self) -> None:
+        """Write what has gathered, in one transaction, until nothing is left."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._to_write or self._to_delete:
+                entries, self._to_write = self._to_write, []
+                keys, self._to_delete = self._to_delete, []
+                live = [entry for entry in entries if entry.key in self._known]
+                kept = {entry.key for entry in live}
+                gone = [key for key in keys if key not in kept and key not in self._known]
+                try:
+                    if gone:
+                        await loop.run_in_executor(self._writer, self._store.delete, gone)
+                    if live:
+                        await loop.run_in_executor(self._writer, self._store.put, live)
+                except Exception:
+                    self._fault("store")  # they live on in memory until they are evicted
+        finally:
+            self._writing = False
+
+    def _counted(self, tier: str, lookup: Lookup) -> Lookup:
+        result = "hit" if lookup.entry is not None else lookup.tier
+        self._metrics.answer_lookups.labels(tier, result, lookup.reason).inc()
+        return lookup
+
+    def _publish_size(self) -> None:
+        self._metrics.answer_entries.set(len(self._known))
+        self._metrics.answer_bytes.set(self._bytes)
+
+    def _fault(self, part: str) -> None:
+        self._metrics.faults.labels(part).inc()
+        log.exception("a fault in the %s part of the answer cache counts as a miss", part)
+
+
+def _pass_on_vector(done: asyncio.Future[object], vector: asyncio.Future[bytes | None]) -> None:
+    """The vector outlives a missed deadline: it is still wanted for storing the answer."""
+    if vector.done():
+        return
+    if done.cancelled() or done.exception() is not None:
+        vector.set_result(None)
+    else:
+        vector.set_result(getattr(done.result(), "vector", None))
+
+
+def _ignore_result(future: asyncio.Future[None]) -> None:
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -1,0 +1,113 @@
+"""Which requests share an answer.
+
+`scope` covers everything that must be equal, `key` the scope and the question's exact text. Every field of the
+request is in the scope unless it stands on the list below with its reason, so a field that nobody has heard of yet
+makes requests different, never wrongly equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+
+from backends.protocol import View
+
+IGNORED: Mapping[str, str] = {
+    "stream": "decides how the answer is sent; one entry serves both ways",
+    "stream_options": "decides how the answer is sent; usage is rendered per request",
+    "user": "identifies the end user to the provider's abuse monitoring; the answer does not depend on it",
+    "safety_identifier": "as user",
+    "metadata": "labels for the provider's dashboard",
+    "store": "whether the provider keeps a copy",
+    "prompt_cache_key": "routes to a warm prefix cache; the answer does not depend on it",
+    "prompt_cache_retention": "how long the provider keeps a prefix",
+    "prompt_cache_options": "as prompt_cache_retention",
+    "cache_salt": "isolates prefix KV; the tenant already isolates answers",
+}
+"""Request fields that do not change the answer, each with its reason."""
+
+DEFAULTS: Mapping[str, Any] = {
+    "n": 1,
+    "logprobs": False,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "stop": None,
+    "logit_bias": None,
+    "seed": None,
+    "tools": None,
+    "tool_choice": None,
+    "response_format": None,
+    "max_tokens": None,
+    "max_completion_tokens": None,
+    "temperature": None,
+    "top_p": None,
+    "top_logprobs": None,
+    "functions": None,
+    "function_call": None,
+    "reasoning_effort": None,
+    "modalities": None,
+    "audio": None,
+    "prediction": None,
+    "verbosity": None,
+    "web_search_options": None,
+}
+"""Fields whose absence means the same as this value with every backend. Not temperature: 1: some servers take another
+default from the model's files."""
+
+HEADERS_IN_SCOPE = ("openai-beta", "openai-organization", "openai-project", "anthropic-version", "anthropic-beta")
+"""Request headers that can change the answer."""
+
+
+def scope_digest(
+    view: View, tenant: str, target: Iterable[str], headers: Mapping[str, str], query: str, namespace: str
+) -> bytes:
+    """32 bytes that are equal exactly if two requests may share an answer when their questions agree.
+
+    `target` identifies what computes the answer: backend, its identity, model there.
+    """
+    fields = {
+        name: value
+        for name, value in view.scope_fields.items()
+        if name not in IGNORED and not (name in DEFAULTS and _is_default(value, DEFAULTS[name]))
+    }
+    chosen = {name: headers[name] for name in HEADERS_IN_SCOPE if name in headers}
+    return _digest(
+        "scope/1", tenant, view.surface, namespace, query, *target, _canonical(chosen), _canonical(fields)
+    )
+
+
+def key_digest(scope: bytes, question: str | None) -> bytes:
+    """32 bytes that are equal exactly if two requests have the same scope and the same question."""
+    return _digest("key/1", scope, "none" if question is None else "text", question or "")
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return value is None or (value == default and isinstance(value, bool) == isinstance(default, bool))
+
+
+def _canonical(value: Any) -> bytes:
+    """One spelling for equal JSON values: keys sorted, no spaces, 1.0 as 1."""
+    return orjson.dumps(_same_numbers(value), option=orjson.OPT_SORT_KEYS)
+
+
+def _same_numbers(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value) if abs(value) < 2**53 else value
+    if isinstance(value, dict):
+        return {name: _same_numbers(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_same_numbers(item) for item in value]
+    return value
+
+
+def _digest(*parts: str | bytes) -> bytes:
+    """blake2b over length-framed parts, so that no two lists of parts can read the same."""
+    digest = hashlib.blake2b(digest_size=32)
+    for part in parts:
+        data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.digest()

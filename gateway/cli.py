@@ -1,0 +1,128 @@
+"""The command `hitherto`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway import config
+from gateway.config import ConfigError, Settings
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="A caching gateway for LLM APIs: never pay twice for the same work.")
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", help="hitherto.yaml; without it ./hitherto.yaml if it is there, else the defaults.")
+]
+
+
+class CommandError(Exception):
+    """One clear line for the user, exit code 2."""
+
+
+@app.command()
+def serve(
+    config_file: ConfigOption = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Gateway processes; they share the engine and the stored answers.")] = 1,
+    upstream: Annotated[
+        str | None, typer.Option(help="Transparent mode: cache this OpenAI-compatible endpoint; no config file, clients keep their keys.")
+    ] = None,
+    access_log: Annotated[bool, typer.Option(help="One line per request on standard error.")] = True,
+) -> None:
+    """Run the gateway."""
+    from gateway.serve import run
+
+    if upstream is not None and config_file is not None:
+        raise CommandError("--upstream needs no config file; use one or the other")
+    settings = load_settings(config_file, upstream)
+    settings = settings.model_copy(update={"listen": f"{host or settings.host}:{settings.port if port is None else port}"})
+    settings.check_exposure()
+    run(settings, workers, access_log)
+
+
+@app.command()
+def engine(
+    model: Annotated[str, typer.Option(help="A folder, a .gguf file, package:NAME/FILE, or a hub id.")],
+    listen: Annotated[str, typer.Option(help="unix:PATH or HOST:PORT")] = "127.0.0.1:8081",
+    data: Annotated[Path, typer.Option(help="Where converted models are kept.")] = Path("~/.local/share/hitherto"),
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    name: Annotated[str, typer.Option(help="What /v1/models calls it.")] = "engine",
+) -> None:
+    """Run the built-in engine alone, as an OpenAI-compatible server."""
+    from pydantic import ValidationError
+
+    from backends.engine.config import EngineConfig
+
+    try:
+        settings = EngineConfig.model_validate({"model": model, "dtype": dtype, "device": device})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CommandError(f"--{first['loc'][0]}: {first['msg']}") from error
+    try:
+        from backends.engine.__main__ import serve as serve_engine
+    except ImportError as error:
+        raise CommandError(f"the engine needs more packages: {error}; install hitherto[engine]") from error
+    serve_engine(name, settings, data.expanduser(), listen)
+
+
+@app.command()
+def check(files: Annotated[list[Path], typer.Argument(help="Config files.")]) -> None:
+    """Check config files; says file, line and key of what is wrong."""
+    failed = False
+    for file in files:
+        try:
+            config.load(file).check_exposure()
+        except ConfigError as error:
+            typer.echo(str(error), err=True)
+            failed = True
+        else:
+            typer.echo(f"{file}: fine")
+    if failed:
+        raise typer.Exit(2)
+
+
+@app.command()
+def prepare(config_file: ConfigOption = None) -> None:
+    """Obtain and convert the models that the configuration names, so that the first start is as fast as the next."""
+    from backends.engine.config import EngineConfig
+
+    settings = load_settings(config_file, None)
+    for backend in settings.backends.values():
+        if isinstance(backend, EngineConfig):
+            from backends.engine.models import resolve
+
+            typer.echo(f"{backend.model}: {resolve(backend.model, settings.data, typer.echo)}")
+
+
+def load_settings(file: Path | None, upstream: str | None) -> Settings:
+    """Settings for a command. Raises `ConfigError`."""
+    if upstream is not None:
+        return config.transparent_settings(upstream)
+    if file is None and Path("hitherto.yaml").is_file():
+        file = Path("hitherto.yaml")
+    return config.load(file)
+
+
+def main() -> None:
+    """Entry point: errors that the user can mend are one line and exit code 2."""
+    try:
+        result: Any = app(standalone_mode=False)
+    except typer.Abort:
+        sys.exit(130)
+    except Exception as error:
+        message = getattr(error, "format_message", lambda: str(error))()
+        if isinstance(error, ValueError | CommandError | OSError) or hasattr(error, "format_message"):
+            print(f"hitherto: {message}", file=sys.stderr)
+            sys.exit(2)
+        raise
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

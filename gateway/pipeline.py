@@ -1,0 +1,154 @@
+"""The life of a request, in order: understand it, look it up, compute it, remember it, say what happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from backends.dialects import openai_chat
+from backends.protocol import Answer, BackendError, BackendInterrupted
+from gateway.api.auth import Tenant
+from gateway.cache.answers import Answers, Lookup, Question
+from gateway.cache.key import key_digest, scope_digest
+from gateway.dispatch import Dispatch, Dispatched
+from gateway.errors import NotCached, refusal
+from gateway.metrics import Metrics
+from policies.cacheability import CacheRules, parse_controls
+
+COPY_LIMIT = 4 << 20
+"""Longer answers are relayed, but not remembered."""
+_TERMINAL = b"[DONE]"
+
+
+@dataclass(slots=True)
+class Served:
+    """A response on its way: head, body, and what the log and the metrics will tell of it."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes | None = None
+    chunks: AsyncGenerator[bytes, None] | None = None
+    tenant: str = ""
+    model: str = ""
+    backend: str = ""
+    cache: str = "miss"
+    reason: str = ""
+    answer: Answer | None = None
+    stored: str = ""
+    """Why the answer was not stored, or "stored"."""
+    backend_kind: str = ""
+    started: float = field(default_factory=time.perf_counter)
+    overhead: float = 0.0
+    first: float | None = None
+    """When the first body byte went out."""
+
+
+class Pipeline:
+    """Serves one chat request at a time, any number at once."""
+
+    def __init__(self, answers: Answers, dispatch: Dispatch, rules: CacheRules, metrics: Metrics) -> None:
+        self._answers, self._dispatch, self._rules, self._metrics = answers, dispatch, rules, metrics
+
+    async def serve(self, body: bytes, headers: Mapping[str, str], query: str, tenant: Tenant) -> Served:
+        """The answer to a chat completion request, from the cache or a backend. Raises what `errors` has a word for."""
+        started = time.perf_counter()
+        view = openai_chat.view(openai_chat.parse(body))
+        controls = parse_controls(headers)
+        target = self._dispatch.identity(view.model)
+        scope = scope_digest(view, tenant.name, target, headers, query, controls.namespace)
+        question = Question(key_digest(scope, view.question), scope, tenant.name, view, controls, self._rules)
+        lookup = await self._answers.lookup(question)
+        if lookup.entry is not None:
+            return self._replay(question, lookup, started)
+        if controls.only_if_cached:
+            raise NotCached(f"only-if-cached: no stored answer ({lookup.reason})")
+        overhead = time.perf_counter() - started
+        dispatched = await self._dispatch.open("/chat/completions", query, headers, body, view.model, tenant)
+        served = self._relayed(question, lookup, dispatched, started)
+        served.overhead = overhead
+        return served
+
+    def _replay(self, question: Question, lookup: Lookup, started: float) -> Served:
+        entry, view = lookup.entry, question.view
+        assert entry is not None
+        age, left = max(0, int(time.time() - entry.created)), int(entry.expires - time.time())
+        headers = [
+            (b"x-hitherto-cache", lookup.tier.encode()),
+            (b"cache-status", f"hitherto; hit; ttl={left}; detail={lookup.tier}".encode()),
+            (b"age", str(age).encode()),
+            (b"x-hitherto-entry", entry.key.hex()[:16].encode()),
+            (b"x-hitherto-model", entry.model.encode("latin-1", "replace")),
+        ]
+        if lookup.similarity is not None:
+            headers.append((b"x-hitherto-similarity", f"{lookup.similarity:.4f}".encode()))
+        served = Served(200, headers, started=started, tenant=question.tenant, model=view.model, cache=lookup.tier)
+        id, created = f"chatcmpl-{uuid4().hex}", int(time.time())
+        if view.stream:
+            headers.append((b"content-type", b"text/event-stream; charset=utf-8"))
+            served.body = b"".join(openai_chat.render_stream(entry.body, id, created, view.include_usage))
+        else:
+            headers.append((b"content-type", b"application/json"))
+            served.body = openai_chat.render_json(entry.body, id, created)
+        served.overhead = time.perf_counter() - started
+        return served
+
+    def _relayed(self, question: Question, lookup: Lookup, dispatched: Dispatched, started: float) -> Served:
+        reply, tier = dispatched.reply, lookup.tier
+        reason = lookup.reason.encode()
+        forwarded = "bypass" if tier == "bypass" else "miss"
+        headers = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in reply.headers]
+        headers += [
+            (b"x-hitherto-cache", tier.encode()),
+            (b"cache-status", f"hitherto; fwd={forwarded}; fwd-status={reply.status}; detail=".encode() + reason),
+            (b"x-hitherto-reason", reason),
+            (b"x-hitherto-backend", dispatched.backend.encode()),
+            (b"x-hitherto-model", dispatched.model.encode("latin-1", "replace")),
+        ]
+        served = Served(reply.status, headers, started=started, tenant=question.tenant, model=question.view.model)
+        served.backend, served.backend_kind = dispatched.backend, dispatched.kind
+        served.cache, served.reason = tier, lookup.reason
+        served.chunks = self._remembering(question, lookup, dispatched, served)
+        return served
+
+    async def _remembering(
+        self, question: Question, lookup: Lookup, dispatched: Dispatched, served: Served
+    ) -> AsyncGenerator[bytes, None]:
+        """The upstream's bytes as they come. The answer is stored just before the bytes that complete it are passed on,
+        so that a client that has them and asks again finds it."""
+        reply, types = dispatched.reply, dict(dispatched.reply.headers)
+        stream = types.get("content-type", "").startswith("text/event-stream")
+        copy, kept = bytearray(), "content-encoding" not in types
+        expected = int(types["content-length"]) if not stream and types.get("content-length", "").isdigit() else None
+        try:
+            async for chunk in reply.chunks():
+                if kept and len(copy) + len(chunk) <= COPY_LIMIT:
+                    copy += chunk
+                    ended = copy.rstrip().endswith(_TERMINAL) if stream else len(copy) == expected
+                    if ended and served.answer is None:
+                        self._remember(question, lookup, dispatched, bytes(copy), stream, served)
+                else:
+                    kept, served.stored = False, served.stored or "too-long"
+                yield chunk
+            if kept and served.answer is None:
+                self._remember(question, lookup, dispatched, bytes(copy), stream, served)
+        except BackendError as error:
+            served.stored = "interrupted"
+            if not stream:
+                raise
+            # The head is gone, so an SSE client learns of it by an error event instead of a silent end.
+            yield b"data: " + refusal(BackendInterrupted(error.backend, error.detail)).body() + b"\n\n"
+        finally:
+            await reply.close()
+
+    def _remember(
+        self, question: Question, lookup: Lookup, dispatched: Dispatched, copy: bytes, stream: bool, served: Served
+    ) -> None:
+        answer = openai_chat.answer_from_stream(copy) if stream else openai_chat.answer_from_json(copy)
+        served.answer = answer
+        if dispatched.fallback:
+            served.stored = "fallback"  # the key names the first candidate's answer, and this is another's
+            return
+        reason = self._answers.remember(question, lookup, dispatched.backend, dispatched.reply.status, answer)
+        served.stored = reason or "stored"

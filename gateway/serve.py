@@ -1,0 +1,103 @@
+"""Running the application under uvicorn: one process or several, what is printed at the start, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from gateway import logs
+from gateway.app import create_app
+from gateway.config import ConfigError, Settings
+
+DRAIN_SECONDS = 30
+_SETTINGS = "HITHERTO_SETTINGS"
+
+
+def run(settings: Settings, workers: int, access_log: bool) -> None:
+    """Serve until a signal comes; then answer what is under way (30 s at most) and end."""
+    listener = _bind(settings)
+    port = listener.getsockname()[1]
+    options: dict[str, Any] = {
+        "log_level": "warning",
+        "access_log": False,
+        "timeout_graceful_shutdown": DRAIN_SECONDS,
+        "timeout_keep_alive": 75,
+        "server_header": False,
+        "lifespan": "on",
+    }
+    logs.setup(access_log)
+    if workers == 1:
+        server = uvicorn.Server(uvicorn.Config(create_app(settings), **options))
+        asyncio.run(_serve(server, listener, settings, port))
+        return
+    from uvicorn.supervisors import Multiprocess
+
+    os.environ[_SETTINGS] = settings.model_dump_json(by_alias=True)
+    os.environ["HITHERTO_TRANSPARENT"] = settings.transparent or ""
+    configuration = uvicorn.Config("gateway.serve:worker", factory=True, workers=workers, **options)
+    Multiprocess(configuration, uvicorn.Server(configuration).run, [listener]).run()
+
+
+def worker() -> FastAPI:
+    """The application of one of several worker processes."""
+    logs.setup()
+    settings = Settings.model_validate_json(os.environ[_SETTINGS])
+    transparent = os.environ.get("HITHERTO_TRANSPARENT") or None
+    return create_app(settings.model_copy(update={"transparent": transparent}))
+
+
+def _bind(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {settings.listen}: {error.strerror}") from error
+    listener.listen(2048)
+    listener.set_inheritable(True)
+    return listener
+
+
+async def _serve(server: uvicorn.Server, listener: socket.socket, settings: Settings, port: int) -> None:
+    greeting = asyncio.create_task(_greet(settings, f"http://{settings.host}:{port}"))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        greeting.cancel()
+
+
+async def _greet(settings: Settings, url: str) -> None:
+    """Say where we are as soon as a backend can answer, with a line to try."""
+    started = time.monotonic()
+    print(f"hitherto: starting on {url} …", file=sys.stderr, flush=True)
+    async with httpx.AsyncClient(trust_env=False) as client:
+        while True:
+            try:
+                if (await client.get(f"{url}/ready")).status_code == 200:
+                    break
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.1)
+    model = next((name for name in settings.models if "*" not in name), "MODEL")
+    key = ' -H "Authorization: Bearer $OPENAI_API_KEY"' if settings.transparent else ""
+    print(
+        f"""
+hitherto is ready after {time.monotonic() - started:.1f} s
+  base URL    {url}/v1
+  metrics     {url}/metrics
+  dashboard   {url}/dashboard (comes with a later release)
+  try         curl -i {url}/v1/chat/completions -H 'content-type: application/json'{key} \\
+                -d '{{"model": "{model}", "max_tokens": 40, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+""",
+        file=sys.stderr,
+        flush=True,
+    )
