@@ -23,7 +23,9 @@ def parse_duration(value: object) -> object:
             return float(match[1]) * _DURATION_UNITS[match[2]]
     if isinstance(value, float):  # a default, already in seconds
         return value
-    raise ValueError(f"a duration needs a number and one of the units ms, s, m, h, d (like 250ms or 24h), not {value!r}")
+    raise ValueError(
+        f"a duration needs a number and one of the units ms, s, m, h, d (like 250ms or 24h), not {value!r}"
+    )
 
 
 Duration = Annotated[float, BeforeValidator(parse_duration)]

@@ -24,7 +24,8 @@ from backends.protocol import (
 )
 
 HOP_BY_HOP = frozenset(
-    "connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade".split()
+    {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding"}
+    | {"upgrade"}
 )
 """RFC 9110 section 7.6.1: for one connection only, never passed on."""
 _READ_SIZE = 1 << 16

@@ -114,5 +114,3 @@ async def _not_found(request: Request, error: Exception) -> Response:
     message = f"{request.method} {request.url.path}: {error.detail}"
     refusal = errors.Refusal(error.status_code, "invalid_request_error", message)
     return Response(refusal.body(), refusal.status, dict(error.headers or {}), "application/json")
-
-

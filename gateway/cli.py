@@ -11,11 +11,16 @@ import typer
 from gateway import config
 from gateway.config import ConfigError, Settings
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="A caching gateway for LLM APIs: never pay twice for the same work.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="A caching gateway for LLM APIs: never pay twice for the same work.",
+)
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="hitherto.yaml; without it ./hitherto.yaml if it is there, else the defaults.")
+    Path | None,
+    typer.Option("--config", "-c", help="hitherto.yaml; without it ./hitherto.yaml if it is there, else the defaults."),
 ]
 
 
@@ -28,9 +33,14 @@ def serve(
     config_file: ConfigOption = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Gateway processes; they share the engine and the stored answers.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Gateway processes; they share the engine and the stored answers.")
+    ] = 1,
     upstream: Annotated[
-        str | None, typer.Option(help="Transparent mode: cache this OpenAI-compatible endpoint; no config file, clients keep their keys.")
+        str | None,
+        typer.Option(
+            help="Transparent mode: cache this OpenAI-compatible endpoint; no config file, clients keep their keys."
+        ),
     ] = None,
     access_log: Annotated[bool, typer.Option(help="One line per request on standard error.")] = True,
 ) -> None:
@@ -40,7 +50,9 @@ def serve(
     if upstream is not None and config_file is not None:
         raise CommandError("--upstream needs no config file; use one or the other")
     settings = load_settings(config_file, upstream)
-    settings = settings.model_copy(update={"listen": f"{host or settings.host}:{settings.port if port is None else port}"})
+    settings = settings.model_copy(
+        update={"listen": f"{host or settings.host}:{settings.port if port is None else port}"}
+    )
     settings.check_exposure()
     run(settings, workers, access_log)
 
@@ -116,11 +128,11 @@ def main() -> None:
     except typer.Abort:
         sys.exit(130)
     except Exception as error:
-        message = getattr(error, "format_message", lambda: str(error))()
-        if isinstance(error, ValueError | CommandError | OSError) or hasattr(error, "format_message"):
-            print(f"hitherto: {message}", file=sys.stderr)
-            sys.exit(2)
-        raise
+        usage = getattr(error, "format_message", None)  # typer's own errors of usage
+        if usage is None and not isinstance(error, ValueError | CommandError | OSError):
+            raise
+        print(f"hitherto: {usage() if usage is not None else error}", file=sys.stderr)
+        sys.exit(2)
     sys.exit(result if isinstance(result, int) else 0)
 
 

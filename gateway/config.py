@@ -85,7 +85,7 @@ class Settings(_Section):
     data: Path = Field(default=Path("~/.local/share/hitherto"), validate_default=True)
     store: Literal["sqlite"] = "sqlite"
     embedder: EmbedderConfig = EmbedderConfig()
-    backends: dict[str, BackendConfig] = Field(default_factory=lambda: {"local": EngineConfig(model=DEFAULT_MODEL)})
+    backends: dict[str, BackendConfig] = {"local": EngineConfig(model=DEFAULT_MODEL)}
     models: dict[str, ModelConfig] = Field(default_factory=dict)
     cache: CacheConfig = CacheConfig()
     body_limit: ByteSize = Field(default=ByteSize(32 << 20), gt=0)

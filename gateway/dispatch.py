@@ -36,7 +36,9 @@ class Dispatched:
 class Dispatch:
     """Knows the backends and which model runs where."""
 
-    def __init__(self, backends: Mapping[str, Backend], routes: Mapping[str, Sequence[Target]], salt_key: bytes) -> None:
+    def __init__(
+        self, backends: Mapping[str, Backend], routes: Mapping[str, Sequence[Target]], salt_key: bytes
+    ) -> None:
         self.backends = backends
         self.routes = routes
         self._salt_key = salt_key
@@ -54,7 +56,9 @@ class Dispatch:
         backend = self.backends[target.backend]
         return target.backend, backend.identity, target.model or model
 
-    async def open(self, path: str, query: str, headers: Mapping[str, str], body: bytes, model: str, tenant: Tenant) -> Dispatched:
+    async def open(
+        self, path: str, query: str, headers: Mapping[str, str], body: bytes, model: str, tenant: Tenant
+    ) -> Dispatched:
         """The first candidate that answers, or the last one's failure. Raises a `BackendError`."""
         targets = self.candidates(model)
         for number, target in enumerate(targets):
@@ -69,13 +73,17 @@ class Dispatch:
                 log.warning("%s; trying %s", error, targets[number + 1].backend)
                 continue
             if reply.status in _TRY_NEXT and not last:
-                log.warning("backend %r answered %d; trying %s", target.backend, reply.status, targets[number + 1].backend)
+                log.warning(
+                    "backend %r answered %d; trying %s", target.backend, reply.status, targets[number + 1].backend
+                )
                 await reply.close()
                 continue
             return Dispatched(reply, target.backend, backend.kind, target.model or model, number > 0)
         raise AssertionError("candidates() never returns an empty list")
 
-    async def relay(self, backend: str, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes, tenant: Tenant) -> Reply:
+    async def relay(
+        self, backend: str, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes, tenant: Tenant
+    ) -> Reply:
         """Pass any other request on as it is."""
         target = self.backends[backend]
         return await target.open(Call(method, path, query, self._headers(headers, target, tenant), body))

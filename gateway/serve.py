@@ -43,7 +43,7 @@ def run(settings: Settings, workers: int, access_log: bool) -> None:
     os.environ[_SETTINGS] = settings.model_dump_json(by_alias=True)
     os.environ["HITHERTO_TRANSPARENT"] = settings.transparent or ""
     configuration = uvicorn.Config("gateway.serve:worker", factory=True, workers=workers, **options)
-    Multiprocess(configuration, uvicorn.Server(configuration).run, [listener]).run()
+    Multiprocess(configuration, [listener]).run()
 
 
 def worker() -> FastAPI:
@@ -89,6 +89,7 @@ async def _greet(settings: Settings, url: str) -> None:
             await asyncio.sleep(0.1)
     model = next((name for name in settings.models if "*" not in name), "MODEL")
     key = ' -H "Authorization: Bearer $OPENAI_API_KEY"' if settings.transparent else ""
+    question = '[{"role": "user", "content": "What is the capital of France?"}]'
     print(
         f"""
 hitherto is ready after {time.monotonic() - started:.1f} s
@@ -96,7 +97,7 @@ hitherto is ready after {time.monotonic() - started:.1f} s
   metrics     {url}/metrics
   dashboard   {url}/dashboard (comes with a later release)
   try         curl -i {url}/v1/chat/completions -H 'content-type: application/json'{key} \\
-                -d '{{"model": "{model}", "max_tokens": 40, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+                -d '{{"model": "{model}", "temperature": 0, "messages": {question}}}'
 """,
         file=sys.stderr,
         flush=True,

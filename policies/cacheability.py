@@ -87,8 +87,8 @@ class Readable:
 # Questions about the moment have a new answer every time, so their wording must not be generalised. They may still
 # be exact hits within the TTL.
 _VOLATILE = re.compile(
-    r"\b(today|tonight|tomorrow|yesterday|now|currently|current|latest|newest|recent(ly)?|this (week|month|year|morning)"
-    r"|what time|weather|forecast|stock price|exchange rate|score)\b",
+    r"\b(today|tonight|tomorrow|yesterday|now|currently|current|latest|newest|recent(ly)?"
+    r"|this (week|month|year|morning)|what time|weather|forecast|stock price|exchange rate|score)\b",
     re.IGNORECASE,
 )
 

@@ -12,25 +12,27 @@ from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 
-_UNITS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+_UNITS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _WORDS: dict[str, int] = {
     **{word: value for value, word in enumerate(_UNITS.split())},
     **{word: 10 * value for value, word in enumerate(_TENS.split(), start=2)},
     "dozen": 12,
-    "half": 0,  # placeholder: handled below, since it is a fraction
 }
 _ORDINALS = {
     "first": 1, "second": 2, "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9,
     "tenth": 10, "eleventh": 11, "twelfth": 12, "twentieth": 20, "thirtieth": 30, "fiftieth": 50, "hundredth": 100,
 }  # fmt: skip
 _TOKEN = re.compile(
-    r"(?P<sign>(?<![\w.])[-−])?(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)*)(?P<suffix>st|nd|rd|th|k|m|bn|b)?(?![a-z])"
-    r"|(?P<word>[a-z]+)|(?P<glued>\d+)",
+    r"(?P<sign>(?<![\w.)])[-−])?(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)*)"
+    r"(?:(?P<suffix>k|bn)(?![a-z]))?|(?P<word>[a-z]+)",
     re.IGNORECASE,
 )
-_SUFFIXES = {"k": 1000, "m": 10**6, "b": 10**9, "bn": 10**9}
+_SUFFIXES = {"k": 1000, "bn": 10**9}
 
 
 def numbers(text: str) -> Counter[str]:
@@ -54,7 +56,7 @@ def numbers(text: str) -> Counter[str]:
             found["1/2"] += 1
         elif word in _WORDS:
             value = _WORDS[word]
-            if in_words and not (part % 100 == 0 and part or (part % 100 >= 20 and part % 10 == 0 and value < 10)):
+            if in_words and not _continues(part, value):
                 close()  # "two three" are two numbers, "twenty three" and "two hundred three" are one
             part += value
             in_words = True
@@ -72,10 +74,17 @@ def numbers(text: str) -> Counter[str]:
             continue  # "two hundred and five"
         else:
             close()
-            if digits := match["digits"] or match["glued"]:
-                found[_spelled(match["sign"] or "", digits, (match["suffix"] or "").lower())] += 1
+            if match["digits"]:
+                found[_spelled(match["sign"] or "", match["digits"], (match["suffix"] or "").lower())] += 1
     close()
     return found
+
+
+def _continues(part: int, value: int) -> bool:
+    """Whether a number word goes on a number: "two hundred | three", "twenty | three", but not "two | three"."""
+    if part and part % 100 == 0:
+        return True
+    return part % 100 >= 20 and part % 10 == 0 and value < 10
 
 
 def _spelled(sign: str, digits: str, suffix: str) -> str:

@@ -88,7 +88,7 @@ _SPACE = b" \t\r\n"
 
 
 def with_model(body: bytes, model: str) -> bytes:
-    """The same bytes with another value for the top-level `model`. Every `model` key is replaced, should there be two."""
+    """The same bytes with another value for the top-level `model` (for each of them, should there be two)."""
     out, copied, depth, position = [], 0, 0, 0
     while position < len(body):
         char = body[position : position + 1]
@@ -186,14 +186,15 @@ _ONCE = frozenset({"role", "id", "type", "name"})
 def _merge(into: dict[str, Any], delta: Mapping[str, Any]) -> None:
     """Add a delta: text is appended, lists are extended, objects are merged, the rest is replaced."""
     for name, value in delta.items():
-        old = into.get(name)
+        old: Any = into.get(name)
         if value is None:
             continue
-        if isinstance(value, str) and isinstance(old, str) and name not in _ONCE:
-            into[name] = old + value
-        elif isinstance(value, list) and isinstance(old, list):
-            into[name] = old + value
-        elif isinstance(value, dict) and isinstance(old, dict):
+        kinds = (type(old), type(value))
+        if kinds == (str, str) and name not in _ONCE:
+            into[name] = f"{old}{value}"
+        elif kinds == (list, list):
+            into[name] = [*old, *value]
+        elif kinds == (dict, dict):
             _merge(old, value)
         elif not (name in _ONCE and old and not value):
             into[name] = dict(value) if isinstance(value, dict) else value
@@ -262,7 +263,9 @@ def render_json(body: bytes, id: str, created: int) -> bytes:
 def render_stream(body: bytes, id: str, created: int, include_usage: bool) -> Iterator[bytes]:
     """A stored answer as the chunks that a streaming client expects."""
     value = orjson.loads(body)
-    shared = {name: value[name] for name in ("model", "system_fingerprint", "service_tier") if value.get(name) is not None}
+    shared = {
+        name: value[name] for name in ("model", "system_fingerprint", "service_tier") if value.get(name) is not None
+    }
     head = {"id": id, "object": "chat.completion.chunk", "created": created, **shared}
     pending = {"usage": None} if include_usage else {}
 
@@ -272,7 +275,9 @@ def render_stream(body: bytes, id: str, created: int, include_usage: bool) -> It
 
     for choice in value["choices"]:
         index, message = choice.get("index", 0), choice["message"]
-        yield chunk(index, {"role": message.get("role", "assistant"), "content": "" if message.get("content") else None})
+        yield chunk(
+            index, {"role": message.get("role", "assistant"), "content": "" if message.get("content") else None}
+        )
         for name, text in message.items():
             if name in ("role", "content", "tool_calls") or text is None:
                 continue

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 def data_fields(stream: bytes) -> Iterator[bytes]:
-    """The data of each event of a whole stream, in order; several `data:` lines of one event are joined by a newline."""
+    """The data of each event of a whole stream, in order; its `data:` lines joined by newlines."""
     data: list[bytes] = []
     for line in stream.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"):
         if not line:

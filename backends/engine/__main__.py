@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -51,7 +52,7 @@ def serve(name: str, config: EngineConfig, data: Path, listen: str) -> None:
     uvicorn.run(server, log_level="warning", access_log=False, timeout_graceful_shutdown=30, **where)
 
 
-def _address(listen: str) -> dict[str, str | int]:
+def _address(listen: str) -> dict[str, Any]:
     if listen.startswith("unix:"):
         return {"uds": listen.removeprefix("unix:")}
     host, _, port = listen.rpartition(":")

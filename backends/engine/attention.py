@@ -99,7 +99,7 @@ def paged_attention(
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The hook: `query` `[1, heads, tokens, dim]`, `key` and `value` `[1, kv heads, tokens, dim]` → `[1, tokens, heads, dim]`."""
+    """The hook: `query` `[1, heads, tokens, dim]`, `key` and `value` with `kv heads` → `[1, tokens, heads, dim]`."""
     step = _current
     if step is None:
         raise RuntimeError("the engine's attention was called outside of an engine step")

@@ -113,7 +113,9 @@ class Engine:
         try:
             logits = self.loaded.runner.run(
                 [
-                    Piece(chunk.sequence.tokens[chunk.start : chunk.end], chunk.start, chunk.sequence.table, chunk.samples)
+                    Piece(
+                        chunk.sequence.tokens[chunk.start : chunk.end], chunk.start, chunk.sequence.table, chunk.samples
+                    )
                     for chunk in chunks
                 ]
             )
@@ -159,5 +161,3 @@ class Engine:
                 return
             action()
             wait = False
-
-

@@ -56,9 +56,10 @@ def load(config: EngineConfig, data: Path, say: Callable[[str], None]) -> Loaded
     pool = _pool(config, model.config, dtype, device)
     model.set_attn_implementation(attention.NAME)
     runner = Runner(model, pool)
-    if pool.blocks <= verify.scratch_blocks(len(prompt), pool):
-        raise ValueError(f"kv.device: {config.kv.device} bytes are too few for this model; it needs at least "
-                         f"{verify.scratch_blocks(len(prompt), pool) + 1} blocks of {_block_bytes(config, model.config, dtype)} bytes")
+    needed = verify.scratch_blocks(len(prompt), pool) + 1
+    if pool.blocks < needed:
+        size = needed * _block_bytes(config, model.config, dtype)
+        raise ValueError(f"kv.device: {config.kv.device} bytes are too few for this model; it needs {size} at least")
     difference = verify.self_test(runner, reference, prompt, dtype)
     pool.data.zero_()
     identity = {
@@ -73,7 +74,10 @@ def load(config: EngineConfig, data: Path, say: Callable[[str], None]) -> Loaded
     if text.tokenizer.eos_token_id is not None:
         eos_ids.add(text.tokenizer.eos_token_id)
     context = int(getattr(model.config, "max_position_embeddings", 0) or 4096)
-    say(f"ready: {pool.blocks - 1} KV blocks of {config.block} tokens, context {context}, self-test difference {difference:.2g}")
+    say(
+        f"ready: {pool.blocks - 1} KV blocks of {config.block} tokens, context {context}, "
+        f"self-test difference {difference:.2g}"
+    )
     name = str(dtype).removeprefix("torch.")
     return Loaded(runner, text, root_key(identity), frozenset(eos_ids), context, name, difference)
 

@@ -1,4 +1,4 @@
-"""From the body of `POST /v1/chat/completions` to sampling parameters: what is accepted, and clear words for what is not."""
+"""From the body of `POST /v1/chat/completions` to sampling parameters, with clear words for what is refused."""
 
 from __future__ import annotations
 

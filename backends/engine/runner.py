@@ -16,7 +16,7 @@ from backends.engine.kv_pool import KVPool
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Token ids `start … start+len(ids)-1` of a sequence whose blocks are `table`; `samples`: its last row is wanted."""
+    """Token ids from position `start` of a sequence whose blocks are `table`; `samples`: its last row is wanted."""
 
     ids: Seq[int]
     start: int

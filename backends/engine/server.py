@@ -45,8 +45,13 @@ class EngineServer:
         self._outbox: list[tuple[asyncio.Queue[Emission], Emission]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self.engine = Engine(loaded, config, self._flush)
-        self.info = {"dtype": loaded.dtype, "context": loaded.context, "longest": self.engine.longest,
-                     "block": config.block, "self_test_difference": loaded.self_test_difference}
+        self.info = {
+            "dtype": loaded.dtype,
+            "context": loaded.context,
+            "longest": self.engine.longest,
+            "block": config.block,
+            "self_test_difference": loaded.self_test_difference,
+        }
 
     async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         if scope["type"] == "lifespan":
@@ -103,7 +108,9 @@ class EngineServer:
         job = Job(self, request, prompt, f"{len(tenant_salt)}:{tenant_salt}{request.cache_salt}".removeprefix("0:"))
         await asgi.until_hangup(receive, job.answer(send))
 
-    def sequence(self, prompt: list[int], params: SamplingParams, salt: str, queue: asyncio.Queue[Emission]) -> Sequence:
+    def sequence(
+        self, prompt: list[int], params: SamplingParams, salt: str, queue: asyncio.Queue[Emission]
+    ) -> Sequence:
         """A sequence whose emissions arrive in `queue`."""
         sequence = Sequence(uuid.uuid4().hex, prompt, params, salt=salt, eos=self.eos)
         sequence.emit = lambda emission: self._outbox.append((queue, emission))
@@ -233,8 +240,12 @@ class Job:
         return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created,
-                "model": self.request.model or self.server.model_name}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.request.model or self.server.model_name,
+        }
 
     def _usage(self) -> dict[str, Any]:
         prompt, completion = len(self.prompt), self.completion_tokens

@@ -67,7 +67,7 @@ class Supervisor:
 
     async def _supervise(self) -> None:
         with self._lock_path.open("w") as lock:
-            while not _try_lock(lock.fileno()):
+            while not _try_lock(lock.fileno()):  # noqa: ASYNC110 — a file lock has no event to wait for
                 await asyncio.sleep(1.0)  # another worker supervises; take over if it ends
             failures = 0
             while True:
@@ -85,8 +85,14 @@ class Supervisor:
             self.socket.unlink()
         arguments = ["--name", self.name, "--data", str(self.data), "--listen", f"unix:{self.socket}"]
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "backends.engine", *arguments, "--config", self.config.model_dump_json(),
-            "--with-parent", stdin=asyncio.subprocess.PIPE,
+            sys.executable,
+            "-m",
+            "backends.engine",
+            *arguments,
+            "--config",
+            self.config.model_dump_json(),
+            "--with-parent",
+            stdin=asyncio.subprocess.PIPE,
         )
         self.failure = ""
         return await self._process.wait()

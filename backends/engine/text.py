@@ -53,7 +53,9 @@ def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
         texts = []
         for part in content:
             if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise TemplateError(f"messages[{index}].content holds a part that is not text; this model reads text only")
+                raise TemplateError(
+                    f"messages[{index}].content holds a part that is not text; this model reads text only"
+                )
             texts.append(part["text"])
         content = "".join(texts)
     if content is None and role == "assistant":
@@ -64,7 +66,7 @@ def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _byte_level_table() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes, reversed: printable bytes stand for themselves, the others follow from U+0100."""
+    """GPT-2's stand-ins for bytes, reversed: printable bytes are themselves, the others follow from U+0100."""
     if not _BYTE_LEVEL:
         printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
         others = [byte for byte in range(256) if byte not in printable]

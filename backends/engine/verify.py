@@ -22,11 +22,15 @@ def gate(config: Any) -> None:
     """Refuse what is known to be silently wrong in a paged engine."""
     kinds = set(getattr(config, "layer_types", None) or ())
     if strange := kinds - {"full_attention", "sliding_attention"}:
-        raise UnsupportedModel(f"layers of type {', '.join(sorted(strange))} keep state that is not KV of single tokens")
+        raise UnsupportedModel(
+            f"layers of type {', '.join(sorted(strange))} keep state that is not KV of single tokens"
+        )
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if parameters.get("rope_type") in ("dynamic", "longrope"):
-            raise UnsupportedModel(f"rope_type {parameters['rope_type']} makes KV depend on the length of other requests")
+            raise UnsupportedModel(
+                f"rope_type {parameters['rope_type']} makes KV depend on the length of other requests"
+            )
 
 
 def self_test(runner: Runner, reference: torch.Tensor, prompt: list[int], dtype: torch.dtype) -> float:
@@ -43,7 +47,9 @@ def self_test(runner: Runner, reference: torch.Tensor, prompt: list[int], dtype:
     difference = float((whole - reference[-1].to(whole.device)).abs().max())
     tolerance = 2e-4 * scale if dtype == torch.float32 else 0.05 * scale
     if not difference <= tolerance:
-        raise UnsupportedModel(f"self-test: logits differ by {difference:.3g} from the model's own (limit {tolerance:.3g})")
+        raise UnsupportedModel(
+            f"self-test: logits differ by {difference:.3g} from the model's own (limit {tolerance:.3g})"
+        )
     # The same prompt again in other pieces, behind a shared first block and beside another sequence.
     shared = mine[:1] + other[1:]
     cut = size + (len(prompt) - size) // 2

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-
 CREDENTIAL_HEADERS = ("authorization", "x-api-key", "api-key")
 
 
@@ -41,5 +40,3 @@ class TransparentAuth:
             return Tenant("anonymous")
         digest = hashlib.blake2b(repr(sorted(credentials.items())).encode(), digest_size=16, person=b"hitherto-tenant")
         return Tenant(f"key-{digest.hexdigest()}", credentials)
-
-

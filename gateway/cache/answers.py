@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import orjson
 
@@ -23,7 +23,7 @@ log = logging.getLogger("hitherto.cache")
 
 Tier = Literal["exact", "semantic", "miss", "bypass"]
 _OVERHEAD = 600
-"""Bytes that an entry costs beside its answer: its vector of 384 floats on disk counts here, its facts in memory too."""
+"""Bytes that an entry costs beside its answer: facts in memory, part of its vector."""
 HOT_BYTES = 64 << 20
 SWEEP_SECONDS = 30.0
 
@@ -133,7 +133,7 @@ class Answers:
         return self._counted("semantic", await self._lookup_semantic(question))
 
     def remember(self, question: Question, lookup: Lookup, backend: str, status: int, answer: Answer) -> str:
-        """Keep an answer if it may be kept; empty, or the reason why not. Findable when this returns, durable soon after."""
+        """Keep an answer if it may be kept: findable when this returns, durable soon after. Empty, or why not."""
         reason = cacheability.may_write(question.view, question.rules, question.controls, status, answer)
         self._metrics.answer_writes.labels("skipped" if reason else "stored", reason).inc()
         if reason:
@@ -272,7 +272,9 @@ class Answers:
 
     async def _embed_and_write(self, question: Question, lookup: Lookup, entry: Entry) -> None:
         text = question.view.question
-        wanted = cacheability.may_read(question.view, question.rules, replace(question.controls, no_cache=False)).semantic
+        wanted = cacheability.may_read(
+            question.view, question.rules, replace(question.controls, no_cache=False)
+        ).semantic
         if self.semantic is not None and wanted and text is not None:
             try:
                 vector = await (lookup.vector or self.semantic.vector(text))
@@ -325,7 +327,7 @@ class Answers:
         log.exception("a fault in the %s part of the answer cache counts as a miss", part)
 
 
-def _pass_on_vector(done: asyncio.Future[object], vector: asyncio.Future[bytes | None]) -> None:
+def _pass_on_vector(done: asyncio.Future[Any], vector: asyncio.Future[bytes | None]) -> None:
     """The vector outlives a missed deadline: it is still wanted for storing the answer."""
     if vector.done():
         return

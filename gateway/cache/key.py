@@ -74,9 +74,7 @@ def scope_digest(
         if name not in IGNORED and not (name in DEFAULTS and _is_default(value, DEFAULTS[name]))
     }
     chosen = {name: headers[name] for name in HEADERS_IN_SCOPE if name in headers}
-    return _digest(
-        "scope/1", tenant, view.surface, namespace, query, *target, _canonical(chosen), _canonical(fields)
-    )
+    return _digest("scope/1", tenant, view.surface, namespace, query, *target, _canonical(chosen), _canonical(fields))
 
 
 def key_digest(scope: bytes, question: str | None) -> bytes:

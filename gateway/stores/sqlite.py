@@ -6,6 +6,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from gateway.stores.contract import Entry, Known
 
@@ -44,12 +45,15 @@ class SQLiteAnswers:
 
     def vectors(self, embedder: str) -> Iterator[tuple[bytes, bytes, bytes]]:
         query = "SELECT key, scope, vector FROM answers WHERE vector IS NOT NULL AND embedder = ?"
-        yield from self._rows(query, embedder)
+        yield from ((key, scope, vector) for key, scope, vector in self._rows(query, embedder))
 
     def get(self, key: bytes) -> Entry | None:
         with self._read_lock:
             row = self._reader.execute(f"SELECT {_COLUMNS} FROM answers WHERE key = ?", (key,)).fetchone()
-        return None if row is None else Entry(*row[:8], bool(row[8]), *row[9:])
+        if row is None:
+            return None
+        fields = dict(zip(_COLUMNS.split(", "), row, strict=True))
+        return Entry(**{**fields, "has_usage": bool(fields["has_usage"])})
 
     def put(self, entries: Sequence[Entry]) -> None:
         rows = [
@@ -69,7 +73,7 @@ class SQLiteAnswers:
             self._reader.close()
             self._writer.close()
 
-    def _rows(self, query: str, *parameters: object) -> Iterator[tuple[object, ...] | tuple[bytes, ...]]:
+    def _rows(self, query: str, *parameters: object) -> Iterator[tuple[Any, ...]]:
         """All rows of a query, fetched in pieces so that a large table neither fills memory nor holds the lock."""
         with self._read_lock:
             cursor = self._reader.execute(query, parameters)

