@@ -42,6 +42,7 @@ def serve(
             help="Transparent mode: cache this OpenAI-compatible endpoint; no config file, clients keep their keys."
         ),
     ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder for stored answers and converted models.")] = None,
     access_log: Annotated[bool, typer.Option(help="One line per request on standard error.")] = True,
 ) -> None:
     """Run the gateway."""
@@ -50,9 +51,8 @@ def serve(
     if upstream is not None and config_file is not None:
         raise CommandError("--upstream needs no config file; use one or the other")
     settings = load_settings(config_file, upstream)
-    settings = settings.model_copy(
-        update={"listen": f"{host or settings.host}:{settings.port if port is None else port}"}
-    )
+    listen = f"{host or settings.host}:{settings.port if port is None else port}"
+    settings = settings.model_copy(update={"listen": listen, "data": (data or settings.data).expanduser()})
     settings.check_exposure()
     run(settings, workers, access_log)
 

@@ -17,7 +17,7 @@ _UNITS = (
     "eighteen nineteen"
 )
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALES = {"thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _WORDS: dict[str, int] = {
     **{word: value for value, word in enumerate(_UNITS.split())},
     **{word: 10 * value for value, word in enumerate(_TENS.split(), start=2)},
@@ -41,50 +41,62 @@ def numbers(text: str) -> Counter[str]:
     Dotted sequences of three and more parts (versions, addresses) stay as they are.
     """
     found: Counter[str] = Counter()
-    total, part, in_words = 0, 0, False
-
-    def close() -> None:
-        nonlocal total, part, in_words
-        if in_words:
-            found[str(total + part)] += 1
-        total, part, in_words = 0, 0, False
-
+    number = _WordNumber()
     for match in _TOKEN.finditer(text):
         word = (match["word"] or "").lower()
+        if word and number.takes(word):
+            continue
+        found.update(number.spelled())
+        number = _WordNumber()
         if word == "half":
-            close()
             found["1/2"] += 1
-        elif word in _WORDS:
-            value = _WORDS[word]
-            if in_words and not _continues(part, value):
-                close()  # "two three" are two numbers, "twenty three" and "two hundred three" are one
-            part += value
-            in_words = True
-        elif word in _SCALES and in_words:
-            scale = _SCALES[word]
-            if scale == 100:
-                part *= scale
-            else:
-                total, part = total + part * scale, 0
-        elif word in _ORDINALS:
-            part += _ORDINALS[word]
-            in_words = True
-            close()
-        elif word == "and" and in_words and (part % 100 == 0):
-            continue  # "two hundred and five"
+        elif word:
+            number.takes(word)  # the word that ended one number may begin the next: "two three"
         else:
-            close()
-            if match["digits"]:
-                found[_spelled(match["sign"] or "", match["digits"], (match["suffix"] or "").lower())] += 1
-    close()
+            found[_spelled(match["sign"] or "", match["digits"], (match["suffix"] or "").lower())] += 1
+    found.update(number.spelled())
     return found
 
 
-def _continues(part: int, value: int) -> bool:
-    """Whether a number word goes on a number: "two hundred | three", "twenty | three", but not "two | three"."""
-    if part and part % 100 == 0:
+class _WordNumber:
+    """A number in words, taken word by word: "two", "million", "three", "hundred" → 2,000,300."""
+
+    def __init__(self) -> None:
+        self._total = self._part = 0
+        self._scale: int | None = None
+        self._begun = self._ended = False
+
+    def takes(self, word: str) -> bool:
+        """Whether the word goes on (or begins) the number; if so it is taken."""
+        if self._ended:
+            return False
+        if word in _WORDS:
+            if self._begun and not self._continues(_WORDS[word]):
+                return False
+            self._part += _WORDS[word]
+        elif word in _ORDINALS:
+            if self._begun and not self._continues(_ORDINALS[word]):
+                return False
+            self._part, self._ended = self._part + _ORDINALS[word], True
+        elif word == "hundred" and self._begun and 0 < self._part < 10:
+            self._part *= 100
+        elif word in _SCALES and self._part and (self._scale is None or _SCALES[word] < self._scale):
+            self._scale = _SCALES[word]
+            self._total, self._part = self._total + self._part * self._scale, 0
+        else:
+            return word == "and" and self._begun and self._part % 100 == 0  # "two hundred and five"
+        self._begun = True
         return True
-    return part % 100 >= 20 and part % 10 == 0 and value < 10
+
+    def _continues(self, value: int) -> bool:
+        """ "two hundred | three", "twenty | three", "two million | three", but not "two | three"."""
+        if self._part == 0:
+            return self._total > 0
+        return self._part % 100 == 0 or (self._part % 100 >= 20 and self._part % 10 == 0 and value < 10)
+
+    def spelled(self) -> list[str]:
+        """The number in digits, or nothing."""
+        return [str(self._total + self._part)] if self._begun else []
 
 
 def _spelled(sign: str, digits: str, suffix: str) -> str:

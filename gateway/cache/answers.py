@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from typing import Any, Literal
 import orjson
 
 from backends.protocol import Answer, View
-from gateway.cache.semantic import Semantic
+from gateway.cache.semantic import Neighbours, Semantic
 from gateway.metrics import Metrics
 from gateway.stores.contract import AnswerStore, Entry, Known
 from policies import cacheability, similarity
@@ -42,13 +43,13 @@ class Question:
 
 @dataclass(slots=True)
 class Lookup:
-    """What a lookup found, or why it found nothing. `vector` is kept for storing the fresh answer."""
+    """What a lookup found, or why it found nothing. `neighbours` holds the question's vector for storing the answer."""
 
     tier: Tier
     reason: str = ""
     entry: Entry | None = None
     similarity: float | None = None
-    vector: asyncio.Future[bytes | None] | None = field(default=None, repr=False)
+    neighbours: asyncio.Future[Neighbours | None] | None = field(default=None, repr=False)
 
 
 class Answers:
@@ -153,34 +154,44 @@ class Answers:
             expires=now + cacheability.fresh_for(question.rules, question.controls),
         )
         self._keep(entry)
-        task = asyncio.create_task(self._embed_and_write(question, lookup, entry))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._background(self._write(entry, self._add_to_index(question, lookup, entry)))
         return ""
+
+    def _add_to_index(self, question: Question, lookup: Lookup, entry: Entry) -> asyncio.Future[bytes | None] | None:
+        """The entry's vector, on its way into the index; None where the semantic tier has no place for it."""
+        controls = replace(question.controls, no_cache=False)  # it asked for a fresh answer, not for none to be kept
+        if self.semantic is None or entry.question is None:
+            return None
+        if not cacheability.may_read(question.view, question.rules, controls).semantic:
+            return None
+        known, vector = lookup.neighbours, None
+        if known is not None and known.done() and not known.cancelled() and known.exception() is None:
+            result = known.result()
+            vector = result.vector if result is not None else None
+        return self.semantic.add(entry.scope, entry.key, entry.question, vector)
 
     async def _lookup_semantic(self, question: Question) -> Lookup:
         semantic, text = self.semantic, question.view.question
         assert semantic is not None and text is not None  # may_read allows semantic only with a question
         if not semantic.has(question.scope):
             return Lookup("miss", "first-in-scope")
-        vector: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        future = semantic.neighbours(question.scope, text)
         try:
-            future = semantic.neighbours(question.scope, text)
-            future.add_done_callback(lambda done: _pass_on_vector(done, vector))
             async with asyncio.timeout(self._deadline):
+                # Shielded: past the deadline the vector is still wanted for storing the answer.
                 neighbours = await asyncio.shield(future)
                 if neighbours is None:
-                    return Lookup("miss", "beyond-window", vector=vector)
-                return await self._choose(question, text, neighbours.nearest, vector)
+                    return Lookup("miss", "beyond-window")
+                lookup = await self._choose(question, text, neighbours.nearest)
         except TimeoutError:
-            return Lookup("miss", "deadline", vector=vector)
+            lookup = Lookup("miss", "deadline")
         except Exception:
             self._fault("semantic")
             return Lookup("miss", "fault")
+        lookup.neighbours = future
+        return lookup
 
-    async def _choose(
-        self, question: Question, text: str, nearest: list[tuple[bytes, float]], vector: asyncio.Future[bytes | None]
-    ) -> Lookup:
+    async def _choose(self, question: Question, text: str, nearest: list[tuple[bytes, float]]) -> Lookup:
         """The first candidate that nothing speaks against; else the reason why the best one was refused."""
         threshold = max(question.rules.threshold, question.controls.threshold or 0.0)
         refused = "below-threshold"
@@ -195,8 +206,8 @@ class Answers:
             if veto := similarity.veto(text, entry.question):
                 refused = f"veto-{veto}"
                 continue
-            return Lookup("semantic", entry=entry, similarity=cosine, vector=vector)
-        return Lookup("miss", refused, similarity=best, vector=vector)
+            return Lookup("semantic", entry=entry, similarity=cosine)
+        return Lookup("miss", refused, similarity=best)
 
     async def _fetch(self, key: bytes, question: Question) -> tuple[Entry | None, str]:
         """An entry that this request may have, or None and why not."""
@@ -270,28 +281,27 @@ class Answers:
             self._forget([key for key, known in self._known.items() if known.expires <= now])
             self._publish_size()
 
-    async def _embed_and_write(self, question: Question, lookup: Lookup, entry: Entry) -> None:
-        text = question.view.question
-        wanted = cacheability.may_read(
-            question.view, question.rules, replace(question.controls, no_cache=False)
-        ).semantic
-        if self.semantic is not None and wanted and text is not None:
+    async def _write(self, entry: Entry, coming: asyncio.Future[bytes | None] | None) -> None:
+        if coming is not None and self.semantic is not None:
             try:
-                vector = await (lookup.vector or self.semantic.vector(text))
-                if vector is not None and entry.key in self._known:
-                    entry = replace(entry, vector=vector, embedder=self.semantic.fingerprint)
-                    await self.semantic.add(entry.scope, entry.key, vector)
+                vector = await coming
             except Exception:
                 self._fault("semantic")
+            else:
+                if vector is not None:
+                    entry = replace(entry, vector=vector, embedder=self.semantic.fingerprint)
         self._to_write.append(entry)
         self._flush_soon()
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _flush_soon(self) -> None:
         if not self._writing and (self._to_write or self._to_delete):
             self._writing = True
-            task = asyncio.create_task(self._flush())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._background(self._flush())
 
     async def _flush(self) -> None:
         """Write what has gathered, in one transaction, until nothing is left."""
@@ -325,16 +335,6 @@ class Answers:
     def _fault(self, part: str) -> None:
         self._metrics.faults.labels(part).inc()
         log.exception("a fault in the %s part of the answer cache counts as a miss", part)
-
-
-def _pass_on_vector(done: asyncio.Future[Any], vector: asyncio.Future[bytes | None]) -> None:
-    """The vector outlives a missed deadline: it is still wanted for storing the answer."""
-    if vector.done():
-        return
-    if done.cancelled() or done.exception() is not None:
-        vector.set_result(None)
-    else:
-        vector.set_result(getattr(done.result(), "vector", None))
 
 
 def _ignore_result(future: asyncio.Future[None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ class Semantic:
     def __init__(self, batcher: Batcher) -> None:
         self._batcher = batcher
         self._index = ScopedIndex(batcher.encoder.dimensions)
+        self._coming: Counter[bytes] = Counter()
+        """Scopes with questions on their way into the index."""
         self.fingerprint = batcher.encoder.fingerprint
 
     def __len__(self) -> int:
@@ -36,7 +39,7 @@ class Semantic:
 
     def has(self, scope: bytes) -> bool:
         """Whether there is anything to find; cheap, so that a first question is not encoded before it is asked."""
-        return scope in self._index
+        return scope in self._index or scope in self._coming
 
     def neighbours(self, scope: bytes, question: str) -> asyncio.Future[Neighbours | None]:
         """The nearest stored questions; None if the question is longer than the encoder's window."""
@@ -47,12 +50,29 @@ class Semantic:
 
         return self._batcher.encode_then(question, look)
 
-    def vector(self, question: str) -> asyncio.Future[bytes | None]:
-        """The question's vector, or None if it does not fit."""
-        return self._batcher.encode_then(question, lambda vector: bytes(vector.tobytes()))
+    def add(self, scope: bytes, key: bytes, question: str, vector: bytes | None) -> asyncio.Future[bytes | None]:
+        """Put a question into the index; its vector, which is made here unless it is known, or None if it does not fit.
 
-    def add(self, scope: bytes, key: bytes, vector: bytes) -> asyncio.Future[None]:
-        return self._batcher.run(lambda: self._index.add(scope, [key], _array([vector])))
+        Whoever asks for neighbours after this call finds it: both wait in the same queue.
+        """
+
+        def insert(made: Vectors) -> bytes:
+            known = bytes(made.tobytes()) if vector is None else vector
+            self._index.add(scope, [key], _array([known]))
+            return known
+
+        if vector is None:
+            future = self._batcher.encode_then(question, insert)
+        else:
+            future = self._batcher.run(lambda: insert(None))
+        self._coming[scope] += 1
+        future.add_done_callback(lambda _: self._arrived(scope))
+        return future
+
+    def _arrived(self, scope: bytes) -> None:
+        self._coming[scope] -= 1
+        if not self._coming[scope]:
+            del self._coming[scope]
 
     def remove(self, keys: list[bytes]) -> asyncio.Future[None]:
         def drop() -> None:

@@ -1,0 +1,109 @@
+"""Real parts for the tests: the real model, real servers, real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from backends.engine.models import resolve
+from backends.fake import FakeServer
+from gateway.config import DEFAULT_MODEL, Settings
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def model_folder() -> Path:
+    """SmolLM2-135M-Instruct, converted; the same folder that `make serve` uses."""
+    return resolve(DEFAULT_MODEL, Settings().data, print)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        yield server
+
+
+class Gateway:
+    """`hitherto serve` as a process of its own."""
+
+    def __init__(self, folder: Path, config: str | None, *arguments: str, ready: float = 120.0) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.log_path = folder / "log"
+        command = [sys.executable, "-m", "gateway.cli", "serve", "--port", "0", *arguments]
+        command += ["--data", str(folder / "data")]
+        if config is not None:
+            path = folder / "hitherto.yaml"
+            path.write_text(config)
+            command += ["--config", str(path)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(command, stderr=log, stdout=log, cwd=folder, env=environment)
+        self.url = self._wait(ready)
+        self.client = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def _wait(self, seconds: float) -> str:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the gateway ended with code {self.process.returncode}:\n{self.log}")
+            if "hitherto is ready" in self.log:
+                return next(line.split()[-1] for line in self.log.splitlines() if "base URL" in line).removesuffix(
+                    "/v1"
+                )
+            time.sleep(0.05)
+        raise TimeoutError(f"the gateway is not ready after {seconds} s:\n{self.log}")
+
+    def chat(
+        self, content: object = "Hello", headers: dict[str, str] | None = None, **fields: object
+    ) -> httpx.Response:
+        """Ask a question; `content` may also be a list of messages."""
+        messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
+        body = {"model": "m", "messages": messages, **fields}
+        return self.client.post("/v1/chat/completions", json=body, headers=headers or {})
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a series over all labels that are not given."""
+        total = 0.0
+        for line in self.client.get("/metrics").text.splitlines():
+            if line.startswith((f"{name}{{", f"{name} ")) and all(
+                f'{key}="{value}"' in line for key, value in labels.items()
+            ):
+                total += float(line.rsplit(" ", 1)[1])
+        return total
+
+    def stop(self, sig: signal.Signals = signal.SIGTERM, wait: float = 40.0) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(sig)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(wait)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+            raise TimeoutError(f"the gateway did not end:\n{self.log}")
+        self.client.close()
+        return self.process.returncode
+
+
+def eventually(condition: object, seconds: float = 10.0) -> bool:
+    """Whether a condition comes true within some seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.02)
+    return bool(condition())  # type: ignore[operator]

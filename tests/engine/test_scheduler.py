@@ -1,0 +1,183 @@
+"""Scheduler and prefix cache together, without a model: tokens come from a sum over what was there before."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from backends.engine.blocks import BlockPool
+from backends.engine.prefix_cache import PrefixCache, extend_chain, root_key, salted
+from backends.engine.scheduler import Limits, Scheduler
+from backends.engine.sequence import SamplingParams, Sequence, State
+
+BLOCK = 4
+
+
+def make(total: int = 16, step_tokens: int = 16, max_running: int = 8) -> Scheduler:
+    cache = PrefixCache(BlockPool(total), root_key({"model": "test"}), BLOCK)
+    return Scheduler(cache, Limits(max_running, step_tokens))
+
+
+def sequence(name: str, prompt: list[int], max_tokens: int = 4, salt: str = "") -> Sequence:
+    return Sequence(name, prompt, SamplingParams(max_tokens), salt=salt)
+
+
+def step(scheduler: Scheduler) -> list[str]:
+    """Plan, check the plan, compute it, sample; returns who ran."""
+    chunks = scheduler.schedule()
+    assert sum(chunk.end - chunk.start for chunk in chunks) <= scheduler.limits.step_tokens + len(scheduler.running)
+    for chunk in chunks:
+        assert chunk.start == chunk.sequence.computed < chunk.end
+        assert len(chunk.sequence.table) * BLOCK >= chunk.end, "every planned token has a block"
+    sampling = [chunk.sequence for chunk in chunks if chunk.samples]
+    scheduler.computed(chunks)
+    for item in sampling:
+        item.tokens.append(sum(item.tokens) % 97)
+        if item.finish_reason():
+            scheduler.finish(item)
+    scheduler.pool.check_integrity()
+    return [chunk.sequence.id for chunk in chunks]
+
+
+def run(scheduler: Scheduler, limit: int = 500) -> None:
+    for _ in range(limit):
+        if scheduler.idle:
+            return
+        step(scheduler)
+    raise AssertionError("the scheduler does not come to an end")
+
+
+def test_a_second_prompt_finds_the_full_blocks_of_the_first() -> None:
+    scheduler = make()
+    first, second = sequence("a", list(range(10))), sequence("b", list(range(10)))
+    scheduler.add(first)
+    run(scheduler)
+    scheduler.add(second)
+    run(scheduler)
+    assert first.cached_tokens == 0 and second.cached_tokens == 8
+    assert first.output == second.output
+
+
+@pytest.mark.parametrize(("length", "cached"), [(7, 4), (8, 4), (9, 8), (3, 0), (4, 0), (5, 4)])
+def test_the_last_token_is_never_matched(length: int, cached: int) -> None:
+    scheduler = make()
+    for name in ("a", "b"):
+        last = sequence(name, list(range(length)))
+        scheduler.add(last)
+        run(scheduler)
+    assert last.cached_tokens == cached
+
+
+def test_generated_tokens_are_found_by_the_next_turn() -> None:
+    scheduler = make()
+    first = sequence("a", list(range(6)), max_tokens=7)
+    scheduler.add(first)
+    run(scheduler)
+    turn = sequence("b", [*first.tokens, 50, 51])
+    scheduler.add(turn)
+    run(scheduler)
+    assert turn.cached_tokens == 12  # 13 tokens before the new turn, of which the last one was never computed
+
+
+def test_tenants_with_different_salts_never_meet() -> None:
+    scheduler = make()
+    for salt in ("a", "b", ""):
+        last = sequence(salt, list(range(9)), salt=salt)
+        scheduler.add(last)
+        run(scheduler)
+        assert last.cached_tokens == 0
+
+
+def test_keys_do_not_depend_on_the_process_and_cover_everything_before_them() -> None:
+    root = root_key({"model": "m", "dtype": "bfloat16"})
+    assert root == root_key({"dtype": "bfloat16", "model": "m"}) != root_key({"model": "m", "dtype": "float32"})
+    chain: list[bytes] = []
+    extend_chain(chain, salted(root, ""), list(range(9)), BLOCK)
+    assert len(chain) == 2
+    other: list[bytes] = []
+    extend_chain(other, salted(root, ""), [9, *range(1, 9)], BLOCK)
+    assert chain[1] != other[1], "the same second block behind another first block has another key"
+
+
+def test_a_cold_prompt_that_another_one_is_computing_waits_for_it() -> None:
+    scheduler = make(step_tokens=8)
+    leader, follower, stranger = (
+        sequence("leader", list(range(14))),
+        sequence("follower", list(range(14))),
+        sequence("stranger", list(range(100, 103))),
+    )
+    for item in (leader, follower, stranger):
+        scheduler.add(item)
+    assert step(scheduler) == ["leader"]
+    assert step(scheduler) == ["leader", "stranger"], "the follower waits, others do not"
+    run(scheduler)
+    assert follower.cached_tokens == 12
+    assert scheduler.counters.follower_waits > 0
+
+
+def test_a_follower_goes_on_when_its_leader_is_cancelled() -> None:
+    scheduler = make(step_tokens=4)
+    leader, follower = sequence("leader", list(range(14))), sequence("follower", list(range(14)))
+    scheduler.add(leader)
+    scheduler.add(follower)
+    step(scheduler)
+    scheduler.finish(leader)
+    run(scheduler)
+    assert follower.state is State.FINISHED and follower.output_len == 4
+
+
+def test_decodes_go_on_while_a_long_prompt_is_computed_in_chunks() -> None:
+    scheduler = make(total=64, step_tokens=8)
+    short, long = sequence("short", [1, 2, 3], max_tokens=12), sequence("long", list(range(100)))
+    scheduler.add(short)
+    step(scheduler)
+    scheduler.add(long)
+    for _ in range(10):
+        ran = step(scheduler)
+        assert "short" in ran and "long" in ran
+
+
+def test_when_blocks_run_out_the_youngest_waits_and_everybody_ends_with_the_same_text() -> None:
+    prompts = [[10 * number + offset for offset in range(9)] for number in range(4)]
+    alone = []
+    for number, prompt in enumerate(prompts):
+        scheduler = make()
+        alone.append(sequence(str(number), prompt, max_tokens=12))
+        scheduler.add(alone[-1])
+        run(scheduler)
+    scheduler = make(total=9)
+    crowd = [sequence(str(number), prompt, max_tokens=12) for number, prompt in enumerate(prompts)]
+    for item in crowd:
+        scheduler.add(item)
+    run(scheduler)
+    assert scheduler.counters.preemptions > 0
+    assert [item.output for item in crowd] == [item.output for item in alone]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_traffic_with_cancellations_leaks_nothing(seed: int) -> None:
+    chance = random.Random(seed)
+    scheduler = make(total=12, step_tokens=chance.choice([4, 8, 32]), max_running=chance.choice([1, 3, 8]))
+    alive: list[Sequence] = []
+    for number in range(120):
+        if chance.random() < 0.4:
+            prompt = [chance.choice([1, 2]) for _ in range(chance.randint(1, 20))]
+            alive.append(sequence(str(number), prompt, max_tokens=chance.randint(1, 20), salt=chance.choice(["", "t"])))
+            scheduler.add(alive[-1])
+        if alive and chance.random() < 0.1:
+            scheduler.finish(alive.pop(chance.randrange(len(alive))))
+        step(scheduler)
+    run(scheduler, 2000)
+    assert all(item.state is State.FINISHED for item in alive)
+    assert scheduler.pool.available == 12
+
+
+def test_finishing_twice_is_harmless() -> None:
+    scheduler = make()
+    item = sequence("a", [1, 2, 3])
+    scheduler.add(item)
+    step(scheduler)
+    scheduler.finish(item)
+    scheduler.finish(item)
+    scheduler.pool.check_integrity()

