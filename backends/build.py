@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backends.config import OpenAIConfig
+from backends.config import OpenAIConfig, reveal
 from backends.engine.backend import EngineBackend
 from backends.engine.config import EngineConfig
 from backends.protocol import Backend
@@ -19,7 +19,7 @@ def build(name: str, config: EngineConfig | OpenAIConfig, data: Path) -> Backend
         name,
         "openai",
         config.url,
-        key=config.key,
+        key=reveal(config.key) if config.key else None,
         connect_timeout=config.timeout.connect,
         idle_timeout=config.timeout.idle,
     )

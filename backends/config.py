@@ -13,13 +13,17 @@ from backends.protocol import Duration
 
 
 def _secret(value: object) -> object:
-    """`env:NAME` → the variable's value. Secrets never stand in a config file."""
+    """`env:NAME`, where the variable is set. The secret itself never stands in a file, nor in the settings."""
     if not isinstance(value, str) or not value.startswith("env:"):
         raise ValueError("a key is given by the name of an environment variable, like env:OPENAI_API_KEY")
-    name = value.removeprefix("env:")
-    if not (secret := os.environ.get(name)):
-        raise ValueError(f"the environment variable {name} is not set")
-    return secret
+    if not reveal(value):
+        raise ValueError(f"the environment variable {value.removeprefix('env:')} is not set")
+    return value
+
+
+def reveal(secret: str) -> str:
+    """The value behind `env:NAME`; empty if the variable is not set."""
+    return os.environ.get(secret.removeprefix("env:"), "")
 
 
 def _http_url(value: object) -> object:
@@ -40,7 +44,7 @@ HttpUrl = Annotated[str, BeforeValidator(_http_url)]
 class Timeouts(BaseModel):
     """How long we wait for a backend."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     connect: Duration = 5.0
     idle: Duration = 600.0
@@ -50,12 +54,12 @@ class Timeouts(BaseModel):
 class OpenAIConfig(BaseModel):
     """`kind: openai`: any endpoint that speaks the OpenAI dialect."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     kind: Literal["openai"]
     url: HttpUrl
     """Base URL with the version path, like https://api.openai.com/v1."""
-    key: Secret | None = Field(default=None, repr=False)
+    key: Secret | None = None
     """Sent as `Authorization: Bearer`; without it none is sent."""
     timeout: Timeouts = Timeouts()
 

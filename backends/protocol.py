@@ -90,7 +90,8 @@ class Reply(Protocol):
     """An upstream's answer whose head has arrived and whose body is still to come. Always close it."""
 
     status: int
-    headers: list[tuple[str, str]]
+    headers: list[tuple[bytes, bytes]]
+    """Names in lower case, without those of a single connection."""
 
     def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises `BackendInterrupted` when it ends before its end."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import orjson
 from yarl import URL
 
 from backends.protocol import (
@@ -28,7 +29,9 @@ HOP_BY_HOP = frozenset(
     | {"upgrade"}
 )
 """RFC 9110 section 7.6.1: for one connection only, never passed on."""
+_HOP_BY_HOP_BYTES = frozenset(name.encode() for name in HOP_BY_HOP)
 _READ_SIZE = 1 << 16
+_CONTROL_SECONDS = 2.0
 
 
 class UpstreamReply:
@@ -36,8 +39,9 @@ class UpstreamReply:
 
     def __init__(self, backend: str, response: aiohttp.ClientResponse) -> None:
         self.status = response.status
+        # The raw bytes: header values need not be text in any encoding.
         self.headers = [
-            (name.lower(), value) for name, value in response.headers.items() if name.lower() not in HOP_BY_HOP
+            (lower, value) for name, value in response.raw_headers if (lower := name.lower()) not in _HOP_BY_HOP_BYTES
         ]
         self._backend = backend
         self._response = response
@@ -47,10 +51,10 @@ class UpstreamReply:
         try:
             while chunk := await content.readany():
                 yield chunk
+        except TimeoutError as error:  # before ClientError: aiohttp's timeouts are both
+            raise BackendTimeout(self._backend, "the response stopped coming") from error
         except (aiohttp.ClientError, ConnectionError) as error:
             raise BackendInterrupted(self._backend, f"the response broke off: {error}") from error
-        except TimeoutError as error:
-            raise BackendTimeout(self._backend, "the response stopped coming") from error
 
     async def close(self) -> None:
         if self._response.content.at_eof():
@@ -109,7 +113,10 @@ class Upstream:
     async def open(self, call: Call) -> Reply:
         if self._session is None:
             raise BackendUnreachable(self.name, "not started")
-        headers = dict(call.headers)
+        # aiohttp writes header text as UTF-8, and ASGI hands bytes over as latin-1.
+        headers = {
+            name: value.encode("latin-1").decode("utf-8", "surrogateescape") for name, value in call.headers.items()
+        }
         # The copy for the cache and the ledger is read in passing, so the body must not be compressed.
         headers["accept-encoding"] = "identity"
         if self._key is not None:
@@ -119,7 +126,7 @@ class Upstream:
             response = await self._session.request(
                 call.method, URL(address, encoded=True), data=call.body or None, headers=headers, allow_redirects=False
             )
-        except (TimeoutError, aiohttp.ServerTimeoutError) as error:
+        except TimeoutError as error:
             raise BackendTimeout(self.name, f"no answer in time ({type(error).__name__})") from error
         except (aiohttp.ClientError, OSError) as error:
             reason = self._starting()
@@ -130,17 +137,18 @@ class Upstream:
 
     async def get_json(self, path: str) -> Any:
         """A small control request (`/models`, `/health`); path relative to the base. Raises a `BackendError`."""
-        reply = await self.open(Call("GET", path, "", {}, b""))
         try:
-            body = b"".join([chunk async for chunk in reply.chunks()])
-        finally:
-            await reply.close()
+            async with asyncio.timeout(_CONTROL_SECONDS):
+                reply = await self.open(Call("GET", path, "", {}, b""))
+                try:
+                    body = b"".join([chunk async for chunk in reply.chunks()])
+                finally:
+                    await reply.close()
+        except TimeoutError as error:
+            raise BackendTimeout(self.name, f"GET {path} did not answer within {_CONTROL_SECONDS:g} s") from error
         if reply.status != 200:
             raise BackendUnreachable(self.name, f"GET {path} answered {reply.status}")
-        return await asyncio.to_thread(_loads, body) if len(body) > _READ_SIZE else _loads(body)
-
-
-def _loads(body: bytes) -> Any:
-    import orjson
-
-    return orjson.loads(body)
+        try:
+            return orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise BackendUnreachable(self.name, f"GET {path} did not answer in JSON") from error

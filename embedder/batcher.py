@@ -13,6 +13,11 @@ from embedder.contract import Encoder, Vectors
 
 T = TypeVar("T")
 MAX_BATCH = 32
+MAX_WAITING = 1000
+
+
+class BatcherFull(Exception):
+    """More texts wait than could be encoded in any useful time."""
 
 
 @dataclass(slots=True)
@@ -49,6 +54,9 @@ class Batcher:
     def _submit(self, text: str | None, action: Callable[[Vectors], Any]) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
+        if text is not None and self._jobs.qsize() >= MAX_WAITING:
+            future.set_exception(BatcherFull())
+            return future
         self._jobs.put(_Job(text, action, future, loop))
         return future
 
@@ -73,8 +81,9 @@ class Batcher:
                 vectors = {id(job): vector for job, vector in zip(texts, encoded, strict=True)}
         except Exception as error:
             for job in jobs:
-                _settle(job, None, error)
-            return
+                if job.text is not None:
+                    _settle(job, None, error)
+            jobs = [job for job in jobs if job.text is None]
         for job in jobs:
             if job.text is not None and id(job) not in vectors:
                 _settle(job, None, None)

@@ -17,7 +17,7 @@ class Encoder(Protocol):
     dimensions: int
 
     def fits(self, text: str) -> bool:
-        """Whether the whole text is within the model's window; a truncated text must never be embedded."""
+        """Whether the model sees the whole text: within its window, and nothing that its vocabulary does not know."""
         ...
 
     def encode(self, texts: Sequence[str]) -> Vectors:

@@ -31,12 +31,15 @@ class SentenceEncoder:
             raise EncoderNotFound(f"embedding model {spec!r}: {error}") from error
         self.dimensions = int(self._model.get_embedding_dimension())
         self._window = int(self._model.max_seq_length or 512)
+        self._unknown = self._model.tokenizer.unk_token_id
         self.fingerprint = _fingerprint(Path(path), spec, self.dimensions)
 
     def fits(self, text: str) -> bool:
         if len(text) > 20 * self._window:
             return False  # no tokenizer makes so few tokens of so many characters; do not even try
-        return len(self._model.tokenizer.encode(text)) <= self._window
+        tokens = self._model.tokenizer.encode(text)
+        # Words that the vocabulary does not know all become one token, so different texts would look the same.
+        return len(tokens) <= self._window and self._unknown not in tokens
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         return self._model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False, batch_size=64)

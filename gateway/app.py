@@ -6,6 +6,9 @@ import asyncio
 import logging
 import os
 import secrets
+import sqlite3
+import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -37,7 +40,7 @@ def create_app(settings: Settings) -> FastAPI:
     backends = {name: build(name, config, settings.data) for name, config in settings.backends.items()}
     dispatch = Dispatch(backends, settings.routes(), _salt_key(settings.data))
     auth = TransparentAuth() if settings.transparent else OpenAuth()
-    store = SQLiteAnswers(settings.data / "answers.sqlite")
+    store = _answer_store(settings.data / "answers.sqlite", notes)
     semantic = settings.cache.semantic
     answers = Answers(store, int(settings.cache.size), semantic.deadline if semantic else 0.0, metrics)
     pipeline = Pipeline(answers, dispatch, settings.cache.rules(), metrics)
@@ -55,12 +58,13 @@ def create_app(settings: Settings) -> FastAPI:
             yield
 
     app = FastAPI(title="Hitherto", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    relay = passthrough.Passthrough(dispatch, auth, metrics, int(settings.body_limit))
-    endpoint = chat.ChatEndpoint(pipeline, auth, metrics, int(settings.body_limit))
+    limit = int(settings.body_limit)
+    endpoint = chat.ChatEndpoint(pipeline, auth, metrics, limit)
     app.router.routes.append(Route("/v1/chat/completions", endpoint, methods=["POST"]))
     app.include_router(health.router(backends, notes, metrics))
-    app.include_router(models.router(dispatch, auth, relay))
-    app.include_router(passthrough.router(relay))
+    if not settings.transparent:
+        app.include_router(models.router(dispatch))
+    app.router.routes.append(Route("/v1/{path:path}", passthrough.Passthrough(dispatch, auth, metrics, limit)))
     app.add_exception_handler(Exception, _refuse)
     app.add_exception_handler(HTTPException, _not_found)
     for kind in errors.known():
@@ -87,17 +91,36 @@ async def _semantic_tier(settings: Settings, notes: dict[str, str]) -> Semantic 
     return None
 
 
+def _answer_store(path: Path, notes: dict[str, str]) -> SQLiteAnswers:
+    """The store; one that cannot be used is set aside, since answers can be computed again and clients cannot wait."""
+    try:
+        return SQLiteAnswers(path)
+    except sqlite3.OperationalError as error:  # locked, full, not writable: the file itself may be fine
+        notes["store"] = f"answers are kept until the next restart only: {path}: {error}"
+    except sqlite3.DatabaseError as error:
+        aside = path.with_name(f"{path.name}.broken-{int(time.time())}")
+        path.rename(aside)
+        notes["store"] = f"{path.name} could not be read ({error}) and was set aside as {aside.name}"
+    log.error(notes["store"])
+    try:
+        return SQLiteAnswers(path)
+    except sqlite3.DatabaseError:
+        return SQLiteAnswers(Path(tempfile.mkdtemp(prefix="hitherto-")) / path.name)
+
+
 def _salt_key(data: Path) -> bytes:
     """The secret behind the tenants' KV salts: made once, kept in the data folder, readable by its owner only."""
     path = data / "salt.key"
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return path.read_bytes()
-    with os.fdopen(descriptor, "wb") as file:
-        key = secrets.token_bytes(32)
-        file.write(key)
-    return key
+    if not path.exists():
+        descriptor, scratch = tempfile.mkstemp(dir=data)  # mode 0600
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(32))
+        try:
+            os.link(scratch, path)  # whole or not at all, and only one of several processes wins
+        except FileExistsError:
+            pass
+        os.unlink(scratch)
+    return path.read_bytes()
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from backends.dialects import openai_chat
+from backends.dialects.openai_chat import MalformedRequest
 from backends.protocol import Backend, BackendError, Call, Reply
 from backends.upstream import HOP_BY_HOP
-from gateway.api.auth import CREDENTIAL_HEADERS, Tenant
+from gateway.api.auth import Tenant, is_credential
 from gateway.errors import UnknownModel
 from policies import routing
 from policies.routing import Target
 
 log = logging.getLogger("hitherto.dispatch")
 
-_NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "accept-encoding", "expect", *CREDENTIAL_HEADERS}
+_NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "accept-encoding", "expect"}
 _TRY_NEXT = frozenset({429, 500, 502, 503, 504})
 
 
@@ -85,18 +88,28 @@ class Dispatch:
         self, backend: str, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes, tenant: Tenant
     ) -> Reply:
         """Pass any other request on as it is."""
+        _refuse_dot_segments(path)
         target = self.backends[backend]
         return await target.open(Call(method, path, query, self._headers(headers, target, tenant), body))
 
     def _headers(self, headers: Mapping[str, str], backend: Backend, tenant: Tenant) -> dict[str, str]:
-        """The client's headers without what belongs to its own connection, its credential, or us."""
-        sent = {
-            name: value
-            for name, value in headers.items()
-            if name not in _NOT_FORWARDED and not name.startswith("x-hitherto-")
-        }
-        sent.update(tenant.credentials)
+        sent = {**forwarded(headers), **tenant.credentials}
         if backend.kind == "engine":
             # Prefix KV is as private as answers are. Keyed, so that a tenant's name cannot be guessed into its salt.
             sent["x-hitherto-salt"] = hmac.new(self._salt_key, tenant.name.encode(), hashlib.sha256).hexdigest()
         return sent
+
+
+def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
+    """The client's headers without what belongs to its own connection, its credentials, or us."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if name not in _NOT_FORWARDED and not name.startswith("x-hitherto-") and not is_credential(name)
+    }
+
+
+def _refuse_dot_segments(path: str) -> None:
+    """`/v1/../admin` is no path of the API; an upstream that resolves it would be asked outside of its base URL."""
+    if any(unquote(segment) in (".", "..") for segment in re.split(r"/|%2f|\\\\|%5c", path, flags=re.IGNORECASE)):
+        raise MalformedRequest(f"the path /v1{path} has . or .. segments")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+MAX_LABEL_VALUES = 200
 _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
 
 
@@ -45,6 +46,16 @@ class Metrics:
         )
         self.tokens = Counter("hitherto_tokens_total", "Tokens.", ["tenant", "model", "kind"], registry=r)
         self.faults = Counter("hitherto_faults_total", "Faults that were survived.", ["part"], registry=r)
+
+        self._seen: dict[str, set[str]] = {}
+
+    def capped(self, label: str, value: str) -> str:
+        """A label value that callers choose: the first 200 different ones as they are, then "other"."""
+        seen = self._seen.setdefault(label, set())
+        if value in seen or len(seen) < MAX_LABEL_VALUES:
+            seen.add(value)
+            return value
+        return "other"
 
     def render(self) -> bytes:
         """The text exposition."""

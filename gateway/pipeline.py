@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from uuid import uuid4
 
 from backends.dialects import openai_chat
+from backends.dialects.openai_chat import MalformedRequest
 from backends.protocol import Answer, BackendError, BackendInterrupted
 from gateway.api.auth import Tenant
 from gateway.cache.answers import Answers, Lookup, Question
 from gateway.cache.key import key_digest, scope_digest
-from gateway.dispatch import Dispatch, Dispatched
+from gateway.dispatch import Dispatch, Dispatched, forwarded
 from gateway.errors import NotCached, refusal
 from gateway.metrics import Metrics
 from policies.cacheability import CacheRules, parse_controls
 
 COPY_LIMIT = 4 << 20
 """Longer answers are relayed, but not remembered."""
-_TERMINAL = b"[DONE]"
+_TERMINAL = re.compile(rb"data: ?\[DONE\]\s*$")
+log = logging.getLogger("hitherto.cache")
 
 
 @dataclass(slots=True)
@@ -57,11 +61,18 @@ class Pipeline:
         view = openai_chat.view(openai_chat.parse(body))
         controls = parse_controls(headers)
         target = self._dispatch.identity(view.model)
-        scope = scope_digest(view, tenant.name, target, headers, query, controls.namespace)
+        try:
+            scope = scope_digest(view, tenant.name, target, forwarded(headers), query, controls.namespace)
+        except (TypeError, RecursionError) as error:  # more than 254 levels: nothing that a model was ever asked
+            raise MalformedRequest("the body is nested too deeply") from error
         question = Question(key_digest(scope, view.question), scope, tenant.name, view, controls, self._rules)
         lookup = await self._answers.lookup(question)
         if lookup.entry is not None:
-            return self._replay(question, lookup, started)
+            try:
+                return self._replay(question, lookup, started)
+            except Exception:  # an unreadable entry is a miss like any other cache fault
+                self._fault("replay")
+                lookup = Lookup("miss", "fault")
         if controls.only_if_cached:
             raise NotCached(f"only-if-cached: no stored answer ({lookup.reason})")
         overhead = time.perf_counter() - started
@@ -98,7 +109,7 @@ class Pipeline:
         reply, tier = dispatched.reply, lookup.tier
         reason = lookup.reason.encode()
         forwarded = "bypass" if tier == "bypass" else "miss"
-        headers = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in reply.headers]
+        headers = [_renamed(name, value) for name, value in reply.headers if name != b"date"]
         headers += [
             (b"x-hitherto-cache", tier.encode()),
             (b"cache-status", f"hitherto; fwd={forwarded}; fwd-status={reply.status}; detail=".encode() + reason),
@@ -118,24 +129,26 @@ class Pipeline:
         """The upstream's bytes as they come. The answer is stored just before the bytes that complete it are passed on,
         so that a client that has them and asks again finds it."""
         reply, types = dispatched.reply, dict(dispatched.reply.headers)
-        stream = types.get("content-type", "").startswith("text/event-stream")
-        copy, kept = bytearray(), "content-encoding" not in types
-        expected = int(types["content-length"]) if not stream and types.get("content-length", "").isdigit() else None
+        stream = types.get(b"content-type", b"").startswith(b"text/event-stream")
+        copy, kept, begun = bytearray(), b"content-encoding" not in types, False
+        length = types.get(b"content-length", b"")
+        expected = int(length) if not stream and length.isdigit() else None
         try:
             async for chunk in reply.chunks():
                 if kept and len(copy) + len(chunk) <= COPY_LIMIT:
                     copy += chunk
-                    ended = copy.rstrip().endswith(_TERMINAL) if stream else len(copy) == expected
-                    if ended and served.answer is None:
+                    ended = _TERMINAL.search(copy[-32:]) if stream else len(copy) == expected
+                    if ended and not served.stored:
                         self._remember(question, lookup, dispatched, bytes(copy), stream, served)
                 else:
                     kept, served.stored = False, served.stored or "too-long"
+                begun = True
                 yield chunk
-            if kept and served.answer is None:
+            if kept and not served.stored:
                 self._remember(question, lookup, dispatched, bytes(copy), stream, served)
         except BackendError as error:
             served.stored = "interrupted"
-            if not stream:
+            if not stream or not begun:
                 raise
             # The head is gone, so an SSE client learns of it by an error event instead of a silent end.
             yield b"data: " + refusal(BackendInterrupted(error.backend, error.detail)).body() + b"\n\n"
@@ -145,10 +158,26 @@ class Pipeline:
     def _remember(
         self, question: Question, lookup: Lookup, dispatched: Dispatched, copy: bytes, stream: bool, served: Served
     ) -> None:
-        answer = openai_chat.answer_from_stream(copy) if stream else openai_chat.answer_from_json(copy)
-        served.answer = answer
-        if dispatched.fallback:
-            served.stored = "fallback"  # the key names the first candidate's answer, and this is another's
-            return
-        reason = self._answers.remember(question, lookup, dispatched.backend, dispatched.reply.status, answer)
+        try:
+            answer = openai_chat.answer_from_stream(copy) if stream else openai_chat.answer_from_json(copy)
+            served.answer = answer
+            if dispatched.fallback:
+                served.stored = "fallback"  # the key names the first candidate's answer, and this is another's
+                return
+            # A stream that was not asked for usage does not tell it; a whole body tells all that there is to tell.
+            complete = answer.usage is not None or not stream
+            status = dispatched.reply.status
+            reason = self._answers.remember(question, lookup, dispatched.backend, status, answer, complete)
+        except Exception:
+            self._fault("remember")
+            reason = "fault"
         served.stored = reason or "stored"
+
+    def _fault(self, part: str) -> None:
+        self._metrics.faults.labels(part).inc()
+        log.exception("a fault in the %s part of the answer cache counts as a miss", part)
+
+
+def _renamed(name: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """The upstream's request id beside ours, not in its place."""
+    return (b"x-upstream-request-id" if name == b"x-request-id" else name), value

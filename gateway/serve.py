@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -18,7 +21,8 @@ from gateway.app import create_app
 from gateway.config import ConfigError, Settings
 
 DRAIN_SECONDS = 30
-_SETTINGS = "HITHERTO_SETTINGS"
+# How the parent hands its settings to worker processes. Secrets are in there by the name of their variable only.
+_SETTINGS, _TRANSPARENT, _ACCESS_LOG = "HITHERTO_SETTINGS", "HITHERTO_TRANSPARENT", "HITHERTO_ACCESS_LOG"
 
 
 def run(settings: Settings, workers: int, access_log: bool) -> None:
@@ -35,22 +39,34 @@ def run(settings: Settings, workers: int, access_log: bool) -> None:
     }
     logs.setup(access_log)
     if workers == 1:
-        server = uvicorn.Server(uvicorn.Config(create_app(settings), **options))
+        server = _Server(uvicorn.Config(create_app(settings), **options))
         asyncio.run(_serve(server, listener, settings, port))
         return
     from uvicorn.supervisors import Multiprocess
 
     os.environ[_SETTINGS] = settings.model_dump_json(by_alias=True)
-    os.environ["HITHERTO_TRANSPARENT"] = settings.transparent or ""
+    os.environ[_TRANSPARENT] = settings.transparent or ""
+    os.environ[_ACCESS_LOG] = "1" if access_log else ""
     configuration = uvicorn.Config("gateway.serve:worker", factory=True, workers=workers, **options)
     Multiprocess(configuration, [listener]).run()
 
 
+class _Server(uvicorn.Server):
+    """uvicorn's server, but a stop that was asked for ends with code 0 instead of the signal's."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+
 def worker() -> FastAPI:
     """The application of one of several worker processes."""
-    logs.setup()
+    logs.setup(bool(os.environ[_ACCESS_LOG]))
     settings = Settings.model_validate_json(os.environ[_SETTINGS])
-    transparent = os.environ.get("HITHERTO_TRANSPARENT") or None
+    transparent = os.environ[_TRANSPARENT] or None
     return create_app(settings.model_copy(update={"transparent": transparent}))
 
 
@@ -68,11 +84,15 @@ def _bind(settings: Settings) -> socket.socket:
 
 
 async def _serve(server: uvicorn.Server, listener: socket.socket, settings: Settings, port: int) -> None:
-    greeting = asyncio.create_task(_greet(settings, f"http://{settings.host}:{port}"))
+    greeting = asyncio.create_task(_greet(settings, _url(settings.host, port)))
     try:
         await server.serve(sockets=[listener])
     finally:
         greeting.cancel()
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def _greet(settings: Settings, url: str) -> None:

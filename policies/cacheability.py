@@ -49,7 +49,7 @@ def parse_controls(headers: Mapping[str, str]) -> Controls:
             directives[name] = value.strip('"')
     max_age = None
     if "max-age" in directives:
-        if not directives["max-age"].isdigit():
+        if not re.fullmatch("[0-9]{1,12}", directives["max-age"]):
             raise MalformedControl(f"cache-control: max-age needs whole seconds, not {directives['max-age']!r}")
         max_age = float(directives["max-age"])
     return Controls(
@@ -67,7 +67,7 @@ def _number(headers: Mapping[str, str], name: str, low: float, high: float, unit
     if name not in headers:
         return None
     text = headers[name].strip()
-    if not re.fullmatch(r"\d+(\.\d+)?" + (f"{unit}?" if unit else ""), text):
+    if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]+)?" + (f"{unit}?" if unit else ""), text):
         raise MalformedControl(f"{name} needs a number, not {text!r}")
     value = float(text.removesuffix(unit) if unit else text)
     if not low <= value <= high:

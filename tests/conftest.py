@@ -47,7 +47,7 @@ class Gateway:
             path.write_text(config)
             command += ["--config", str(path)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        with self.log_path.open("ab") as log:
+        with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(command, stderr=log, stdout=log, cwd=folder, env=environment)
         self.url = self._wait(ready)
         self.client = httpx.Client(base_url=self.url, timeout=120, trust_env=False)

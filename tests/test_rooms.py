@@ -28,7 +28,7 @@ HOMES = {
     "fastapi": ("gateway/api/", "gateway/app.py", "gateway/serve.py"),
     "aiohttp": ("backends/upstream.py",),
     "prometheus_client": ("gateway/metrics.py",),
-    "sqlite3": ("gateway/stores/sqlite",),
+    "sqlite3": ("gateway/stores/sqlite", "gateway/app.py"),
     "typer": ("gateway/cli",),
 }
 NO_TORCH_EVER = ("blocks", "prefix_cache", "scheduler", "sequence", "config", "request", "supervisor", "backend")

@@ -15,7 +15,8 @@ SURFACE = "openai-chat"
 DONE = b"data: [DONE]\n\n"
 USAGE_COMMENT = b": hitherto-usage "
 _COMPLETE = frozenset({"stop", "tool_calls", "function_call"})
-_PER_DELIVERY = frozenset({"id", "created"})
+_PER_DELIVERY = frozenset({"id", "created", "obfuscation"})
+_CHOICE_CORE = frozenset({"index", "delta", "message", "finish_reason", "logprobs"})
 
 
 class MalformedRequest(ValueError):
@@ -40,8 +41,8 @@ def parse(body: bytes) -> dict[str, Any]:
 def view(body: Mapping[str, Any]) -> View:
     """What the gateway needs to know. Only what it acts on is checked; the rest is the backend's business."""
     model, messages = body.get("model"), body.get("messages")
-    if not isinstance(model, str) or not model:
-        raise MalformedRequest("model must be a string that is not empty", "model")
+    if not isinstance(model, str) or not model or not model.isprintable():
+        raise MalformedRequest("model must be a string of printable characters", "model")
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise MalformedRequest("messages must be a list of at least one message object", "messages")
     stream, options = body.get("stream"), body.get("stream_options")
@@ -78,8 +79,9 @@ def _question(message: Mapping[str, Any]) -> tuple[str | None, str, dict[str, An
     texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
     if not all(isinstance(text, str) for text in texts):
         return None, "not-text-only", {}
-    if len(texts) > 1:  # one part is the same as a plain string; several may be joined differently by each backend
-        rest["parts"] = [len(str(text)) for text in texts]
+    others = [{name: value for name, value in part.items() if name not in ("type", "text")} for part in content]
+    if len(texts) > 1 or any(others):  # one bare part is the same as a string; backends may join several differently
+        rest["parts"] = [[len(str(text)), other] for text, other in zip(texts, others, strict=True)]
     return "".join(str(text) for text in texts), "", rest
 
 
@@ -136,7 +138,8 @@ def answer_from_stream(stream: bytes) -> Answer:
     body: dict[str, Any] = {"object": "chat.completion"}
     choices: dict[int, dict[str, Any]] = {}
     done = False
-    for data in sse.data_fields(stream):
+    # A last blank line may be missing; a cut event is not JSON, and a cut stream has no [DONE].
+    for data in sse.data_fields(stream + b"\n\n"):
         if data == b"[DONE]":
             done = True
             break
@@ -149,7 +152,7 @@ def answer_from_stream(stream: bytes) -> Answer:
         for name, value in chunk.items():
             if name == "choices":
                 for part in value or ():
-                    _add_delta(choices.setdefault(part.get("index", 0), {"message": {}}), part)
+                    _add_delta(choices.setdefault(part.get("index") or 0, {"message": {}}), part)
             elif name not in _PER_DELIVERY and name != "object" and value is not None:
                 body[name] = value
     if "usage" not in body:
@@ -168,13 +171,17 @@ def _add_delta(choice: dict[str, Any], part: Mapping[str, Any]) -> None:
         choice["finish_reason"] = part["finish_reason"]
     if part.get("logprobs") is not None:
         _merge(choice.setdefault("logprobs", {}), part["logprobs"])
+    _merge(choice, {name: value for name, value in part.items() if name not in _CHOICE_CORE})
     delta = part.get("delta") or {}
     calls = delta.get("tool_calls")
     _merge(choice["message"], {name: value for name, value in delta.items() if name != "tool_calls"})
     if calls:
         known = choice["message"].setdefault("tool_calls", [])
         for call in calls:
-            index = call.get("index", 0)
+            index = call.get("index")
+            if index is None:  # some servers send whole calls without an index: a new id is a new call
+                fresh = not known or (call.get("id") and known[-1].get("id") not in (None, call["id"]))
+                index = len(known) if fresh else len(known) - 1
             while len(known) <= index:
                 known.append({})
             _merge(known[index], {name: value for name, value in call.items() if name != "index"})
@@ -254,6 +261,10 @@ def usage_of(body: Mapping[str, Any]) -> Usage | None:
     return Usage(prompt, completion, cached if isinstance(cached, int) else None)
 
 
+_SHARED = ("model", "system_fingerprint", "service_tier")
+_WHOLE = ("object", "choices", "usage")
+
+
 def render_json(body: bytes, id: str, created: int) -> bytes:
     """A stored answer (JSON object without id and created) as a response of its own."""
     head = b'{"id":' + orjson.dumps(id) + b',"created":' + str(created).encode()
@@ -263,20 +274,25 @@ def render_json(body: bytes, id: str, created: int) -> bytes:
 def render_stream(body: bytes, id: str, created: int, include_usage: bool) -> Iterator[bytes]:
     """A stored answer as the chunks that a streaming client expects."""
     value = orjson.loads(body)
-    shared = {
-        name: value[name] for name in ("model", "system_fingerprint", "service_tier") if value.get(name) is not None
-    }
+    shared = {name: value[name] for name in _SHARED if value.get(name) is not None}
     head = {"id": id, "object": "chat.completion.chunk", "created": created, **shared}
+    once = {name: field for name, field in value.items() if name not in _WHOLE and name not in _SHARED}
     pending = {"usage": None} if include_usage else {}
 
-    def chunk(index: int, delta: Mapping[str, Any], logprobs: Any = None, finish: Any = None) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return sse.event(orjson.dumps({**head, "choices": [choice], **pending}))
+    def chunk(index: int, delta: Mapping[str, Any], logprobs: Any = None, finish: Any = None, **rest: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **rest}
+        extra = dict(once)
+        once.clear()  # fields of the answer as a whole (citations …) come with its first chunk
+        return sse.event(orjson.dumps({**head, "choices": [choice], **pending, **extra}))
 
     for choice in value["choices"]:
         index, message = choice.get("index", 0), choice["message"]
         yield chunk(
-            index, {"role": message.get("role", "assistant"), "content": "" if message.get("content") else None}
+            index,
+            {
+                "role": message.get("role", "assistant"),
+                "content": "" if isinstance(message.get("content"), str) else None,
+            },
         )
         for name, text in message.items():
             if name in ("role", "content", "tool_calls") or text is None:
@@ -285,7 +301,8 @@ def render_stream(body: bytes, id: str, created: int, include_usage: bool) -> It
         yield from (chunk(index, delta, logprobs) for delta, logprobs in _content_deltas(choice))
         for position, call in enumerate(message.get("tool_calls") or ()):
             yield chunk(index, {"tool_calls": [{"index": position, **call}]})
-        yield chunk(index, {}, None, choice.get("finish_reason"))
+        rest = {name: field for name, field in choice.items() if name not in _CHOICE_CORE}
+        yield chunk(index, {}, None, choice.get("finish_reason"), **rest)
     if include_usage:
         yield sse.event(orjson.dumps({**head, "choices": [], "usage": value.get("usage")}))
     yield DONE

@@ -49,7 +49,10 @@ def serve(name: str, config: EngineConfig, data: Path, listen: str) -> None:
         sys.exit(f"engine {name}: {error}")
     server = EngineServer(loaded, config, name)
     where = _address(listen)
-    uvicorn.run(server, log_level="warning", access_log=False, timeout_graceful_shutdown=30, **where)
+    options: dict[str, Any] = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 30}
+    # Not uvicorn.run, which at its end removes the socket's path, whoever may have made it by then. Idle connections
+    # are kept for longer than the gateway's client pools them, or a request could meet a closing one.
+    uvicorn.Server(uvicorn.Config(server, timeout_keep_alive=75, **options, **where)).run()
 
 
 def _address(listen: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from backends.engine import models
 from backends.engine.config import EngineConfig
 from backends.engine.supervisor import Supervisor
 from backends.protocol import BackendError, BackendStarting, Call, Reply
@@ -17,7 +18,7 @@ class EngineBackend:
 
     def __init__(self, name: str, config: EngineConfig, data: Path) -> None:
         self.name = name
-        self.identity = f"engine {config.model} {config.dtype}"
+        self.identity = f"engine {models.identity(config.model)} {config.dtype}"
         self.supervisor = Supervisor(name, config, data)
         self._upstream = Upstream(
             name,

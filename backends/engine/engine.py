@@ -44,19 +44,27 @@ class Stats:
 class Engine:
     """Computes sequences. `submit` and `cancel` may be called from any thread; emissions come from the engine's own.
 
-    `flush` is called after each step that emitted something, so that a listener can be woken once per step.
+    `flush` is called after each step that emitted something, so that a listener can be woken once per step; `crashed`
+    if the engine thread dies, which nothing can mend but a new process.
     """
 
-    def __init__(self, loaded: Loaded, config: EngineConfig, flush: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        config: EngineConfig,
+        flush: Callable[[], None] = lambda: None,
+        crashed: Callable[[], None] = lambda: None,
+    ) -> None:
         self.loaded = loaded
         self._reuse = config.prefix_cache
         self._max_waiting = config.max_waiting
         self._flush = flush
+        self._crashed = crashed
         pool = BlockPool(loaded.runner.pool.blocks - 1)
         self.cache = PrefixCache(pool, loaded.root, config.block)
         self.scheduler = Scheduler(self.cache, Limits(config.max_running, config.step_tokens))
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._steps = 0
         self._stopping = False
 
@@ -76,7 +84,7 @@ class Engine:
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence whose length was checked against `longest`. Raises `EngineFull`."""
-        if len(self.scheduler.waiting) >= self._max_waiting:
+        if len(self.scheduler.waiting) + self._inbox.qsize() >= self._max_waiting:
             raise EngineFull
         self._inbox.put(lambda: self.scheduler.add(sequence))
 
@@ -121,6 +129,8 @@ class Engine:
             )
             tokens = sample(logits, [chunk.sequence for chunk in sampling]) if sampling else []
         except Exception as error:
+            if self.loaded.runner.device.type != "cpu":
+                raise  # an error on an accelerator leaves it unusable for the whole process
             log.exception("a step failed; its %d requests are ended", len(chunks))
             self._fail(chunks, f"{type(error).__name__}: {error}")
             return
@@ -140,6 +150,13 @@ class Engine:
         for chunk in chunks:
             chunk.sequence.emit(Emission(finish="error", error=reason))
             self.scheduler.finish(chunk.sequence)
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except BaseException:
+            log.exception("the engine thread died")
+            self._crashed()
 
     def _loop(self) -> None:
         while not self._stopping:

@@ -27,6 +27,8 @@ class Loaded:
     root: bytes
     eos: frozenset[int]
     context: int
+    vocabulary: int
+    """Rows of the embedding: token ids must be below."""
     dtype: str
     self_test_difference: float
 
@@ -78,8 +80,9 @@ def load(config: EngineConfig, data: Path, say: Callable[[str], None]) -> Loaded
         f"ready: {pool.blocks - 1} KV blocks of {config.block} tokens, context {context}, "
         f"self-test difference {difference:.2g}"
     )
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])
     name = str(dtype).removeprefix("torch.")
-    return Loaded(runner, text, root_key(identity), frozenset(eos_ids), context, name, difference)
+    return Loaded(runner, text, root_key(identity), frozenset(eos_ids), context, vocabulary, name, difference)
 
 
 def _device(wanted: str) -> torch.device:

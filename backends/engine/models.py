@@ -67,12 +67,7 @@ def _downloaded(spec: str, say: Callable[[str], None]) -> Path:
 
 
 def _converted(gguf: Path, data: Path, say: Callable[[str], None]) -> Path:
-    size, digest = gguf.stat().st_size, hashlib.sha256()
-    with gguf.open("rb") as file:  # head and tail are enough to tell two versions of a file apart
-        digest.update(file.read(1 << 20))
-        file.seek(max(0, size - (1 << 20)))
-        digest.update(file.read())
-    name = f"{gguf.stem}-{digest.hexdigest()[:12]}-v{CONVERTED_BY}"
+    name = f"{gguf.stem}-{fingerprint(gguf)[:12]}-v{CONVERTED_BY}"
     folder = data / "models" / name
     if (folder / "config.json").is_file():
         return folder
@@ -104,15 +99,30 @@ def _convert(gguf: Path, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def fingerprint(folder: Path) -> str:
-    """Identity of the weights: names and sizes of the files, their headers, first and last MiB, and the config."""
+def fingerprint(path: Path) -> str:
+    """Identity of a weights file, or of all those in a model folder with its config.
+
+    Of each file the name, the size, the first and the last MiB: enough to tell two versions apart without reading
+    gigabytes at every start.
+    """
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        digest.update(json.dumps([path.name, size]).encode())
-        with path.open("rb") as file:
-            digest.update(file.read(1 << 20))
-            file.seek(max(0, size - (1 << 20)))
-            digest.update(file.read())
-    digest.update((folder / "config.json").read_bytes())
+    for file in sorted([*path.glob("*.safetensors"), *path.glob("*.json")]) if path.is_dir() else [path]:
+        size = file.stat().st_size
+        digest.update(json.dumps([file.name, size]).encode())
+        with file.open("rb") as content:
+            digest.update(content.read(1 << 20))
+            content.seek(max(0, size - (1 << 20)))
+            digest.update(content.read())
     return digest.hexdigest()
+
+
+def identity(spec: str) -> str:
+    """What a model specification stands for now: the name, and the fingerprint of what lies there.
+
+    A hub id stands for itself (pin a revision by giving a folder), and so does what is not there (yet).
+    """
+    try:
+        path = package_path(spec) if spec.startswith("package:") else Path(spec).expanduser()
+        return f"{spec} {fingerprint(path)}" if path.exists() else spec
+    except (ModelNotFound, OSError):
+        return spec

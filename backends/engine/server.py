@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -44,7 +45,8 @@ class EngineServer:
         self.model_name = model_name
         self._outbox: list[tuple[asyncio.Queue[Emission], Emission]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.engine = Engine(loaded, config, self._flush)
+        self.engine = Engine(loaded, config, self._flush, crashed=lambda: os._exit(70))
+        self.vocabulary = loaded.vocabulary
         self.info = {
             "dtype": loaded.dtype,
             "context": loaded.context,
@@ -149,6 +151,8 @@ class Job:
                 "messages" if len(prompt) >= longest else "max_tokens",
                 "context_length_exceeded",
             )
+        if max(prompt) >= server.vocabulary:
+            raise BadRequest("messages contain a special token that this model has no embedding for", "messages")
         params = dataclasses.replace(request.params, max_tokens=wanted or longest - len(prompt))
         self.server, self.request, self.prompt = server, request, prompt
         self.queue: asyncio.Queue[Emission] = asyncio.Queue()
@@ -178,7 +182,8 @@ class Job:
     async def _pieces(self) -> AsyncIterator[Piece]:
         """Text as it becomes certain. The last piece has a finish reason."""
         decoder, stops = Detokenizer(self.server.text), StopStrings(self.request.params.stop)
-        logprobs: list[dict[str, Any]] = []
+        waiting: list[tuple[int, dict[str, Any]]] = []  # logprobs whose text is still held back, and where it begins
+        decoded = shown = 0
         while True:
             emission = await self.queue.get()
             self.cached = emission.cached_tokens
@@ -186,15 +191,19 @@ class Job:
                 raise EngineError(500 if emission.finish == "error" else 503, emission.error or emission.finish)
             self.completion_tokens += 1
             ended = emission.finish == "stop"  # the end-of-turn token itself is no text
-            piece = stops.push("" if ended else decoder.push(emission.token))
             if emission.logprobs is not None and not ended:
-                logprobs.append(_logprob_entry(self.server.text, emission.logprobs))
-            if emission.finish and not stops.found:
-                piece += stops.push(decoder.flush()) + stops.flush()
+                waiting.append((decoded, _logprob_entry(self.server.text, emission.logprobs)))
+            text = "" if ended else decoder.push(emission.token)
+            text += decoder.flush() if emission.finish else ""
+            decoded += len(text)
+            piece = stops.push(text) + (stops.flush() if emission.finish else "")
+            shown += len(piece)
             finish = "stop" if stops.found else emission.finish
             if piece or finish:
-                yield Piece(piece, logprobs, finish)
-                logprobs = []
+                # Of a text that a stop string cuts off, the tokens behind the cut go too.
+                ready = [entry for begins, entry in waiting if begins < shown or (finish and not stops.found)]
+                waiting = waiting[len(ready) :]
+                yield Piece(piece, ready, finish)
             if finish:
                 return
 

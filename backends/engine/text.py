@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +20,72 @@ class Text:
 
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._special = set(self.tokenizer.all_special_ids)
+        added = sorted(self.tokenizer.get_added_vocab(), key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, added))) if added else None
+        decoder = type(getattr(self.tokenizer.backend_tokenizer, "decoder", None)).__name__
+        self._byte_level = _byte_level_table() if decoder == "ByteLevel" else {}
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of the rendered conversation, ready for the assistant's turn."""
         plain = [_plain_message(index, message) for index, message in enumerate(messages)]
+        hidden = _Hidden(self._control)
+        for message in plain:
+            message["content"] = hidden.hide(message["content"])
         try:
             rendered = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # jinja2 errors and the template's own raise_exception
             raise TemplateError(f"messages do not fit the model's chat template: {error}") from error
-        return list(self.tokenizer.encode(rendered, add_special_tokens=False))
+        tokens: list[int] = []
+        for piece, verbatim in hidden.pieces(rendered):
+            tokens += self.tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=verbatim)
+        return tokens
 
     def token_text(self, token: int) -> str:
-        return str(self.tokenizer.decode([token]))
+        return bytes(self.token_bytes(token)).decode("utf-8", "replace")
 
     def token_bytes(self, token: int) -> list[int]:
-        """The token's own bytes; for byte-level vocabularies a part of a character has bytes but no text."""
+        """The token's own bytes; a part of a character has bytes but no text."""
         piece = self.tokenizer.convert_ids_to_tokens(token)
-        table = _byte_level_table()
-        if piece is not None and token not in self._special and all(char in table for char in piece):
-            return [table[char] for char in piece]
-        return list(self.token_text(token).encode())
+        if piece is None or token in self._special:
+            return list(str(self.tokenizer.decode([token])).encode())
+        if self._byte_level and all(char in self._byte_level for char in piece):
+            return [self._byte_level[char] for char in piece]
+        if byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece):  # SentencePiece's byte fallback
+            return [int(byte[1], 16)]
+        return list(piece.replace("▁", " ").encode())
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+class _Hidden:
+    """Keeps what users write from being read as control tokens of the chat template.
+
+    Where a text contains the name of such a token ("<|im_end|>"), a stand-in of private-use characters goes through the
+    template, and the name itself is tokenised as plain text. Other texts are not touched.
+    """
+
+    def __init__(self, control: re.Pattern[str] | None) -> None:
+        self._control = control
+        self._names: list[str] = []
+
+    def hide(self, text: str) -> str:
+        return self._control.sub(self._stand_in, text) if self._control else text
+
+    def _stand_in(self, match: re.Match[str]) -> str:
+        self._names.append(match[0])
+        return f"\ue0f0{len(self._names) - 1}\ue0f1"
+
+    def pieces(self, rendered: str) -> Iterator[tuple[str, bool]]:
+        """(text, whether control tokens in it are only text), in order."""
+        if not self._names:
+            yield rendered, False
+            return
+        for number, piece in enumerate(re.split("\ue0f0(\\d+)\ue0f1", rendered)):
+            if number % 2:
+                yield self._names[int(piece)], True
+            elif piece:
+                yield piece, False
 
 
 def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,6 +93,8 @@ def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise TemplateError(f"messages[{index}].role is missing")
+    if role == "tool" or message.get("tool_calls"):
+        raise TemplateError(f"messages[{index}] is part of a tool call; this engine does not read tool calls")
     if isinstance(content, list):
         texts = []
         for part in content:

@@ -55,9 +55,9 @@ def self_test(runner: Runner, reference: torch.Tensor, prompt: list[int], dtype:
     cut = size + (len(prompt) - size) // 2
     runner.run([Piece(prompt[size:cut], size, shared, False), Piece(prompt[:3], 0, other[:1], True)])
     *_, again = runner.run([Piece(prompt[:5], 0, other[:1], True), Piece(prompt[cut:], cut, shared, True)])
-    if runner.device.type == "cpu" and not torch.equal(whole, again):
-        gap = float((whole - again).abs().max())
-        raise UnsupportedModel(f"self-test: a cached prefix changes the logits by {gap:.3g}; it must not change a bit")
+    gap, allowed = float((whole - again).abs().max()), 0.0 if runner.device.type == "cpu" else tolerance
+    if not gap <= allowed:
+        raise UnsupportedModel(f"self-test: a cached prefix changes the logits by {gap:.3g} (limit {allowed:.3g})")
     return difference
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-CREDENTIAL_HEADERS = ("authorization", "x-api-key", "api-key")
+_CREDENTIAL = re.compile(r".*(auth|key|token|secret|cookie|session|account|subscription|credential|password).*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,12 @@ class Tenant:
 
 
 OPEN = Tenant("open")
+
+
+@lru_cache(maxsize=1024)  # the same few names come with every request
+def is_credential(header: str) -> bool:
+    """Whether a header (lower case) may say who the client is: `authorization`, `x-api-key`, `cookie`, …"""
+    return _CREDENTIAL.fullmatch(header) is not None and header != "idempotency-key"
 
 
 class OpenAuth:
@@ -35,7 +43,7 @@ class TransparentAuth:
     """
 
     def tenant(self, headers: Mapping[str, str]) -> Tenant:
-        credentials = {name: headers[name] for name in CREDENTIAL_HEADERS if headers.get(name)}
+        credentials = {name: value for name, value in headers.items() if is_credential(name) and value}
         if not credentials:
             return Tenant("anonymous")
         digest = hashlib.blake2b(repr(sorted(credentials.items())).encode(), digest_size=16, person=b"hitherto-tenant")

@@ -2,62 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import StreamingResponse
+from collections.abc import AsyncGenerator
 
 from backends import asgi
 from backends.protocol import Reply
-from gateway.api.auth import OpenAuth, TransparentAuth
+from gateway.api.auth import OpenAuth, Tenant, TransparentAuth
+from gateway.api.endpoint import Endpoint
 from gateway.dispatch import Dispatch
 from gateway.errors import UnknownModel
 from gateway.metrics import Metrics
+from gateway.pipeline import Served
 
-METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
-
-class Passthrough:
+class Passthrough(Endpoint):
     """Relays whole requests. The default backend is the first one that is not the built-in engine, if there is one."""
 
+    surface = "passthrough"
+
     def __init__(self, dispatch: Dispatch, auth: OpenAuth | TransparentAuth, metrics: Metrics, body_limit: int) -> None:
-        self._dispatch, self._auth, self._metrics, self._body_limit = dispatch, auth, metrics, body_limit
+        super().__init__(auth, metrics, body_limit)
+        self._dispatch = dispatch
         remote = [name for name, backend in dispatch.backends.items() if backend.kind != "engine"]
         self._backend = remote[0] if remote else next(iter(dispatch.backends), "")
 
-    async def serve(self, request: Request) -> Response:
-        if not self._backend:
-            raise UnknownModel(f"no backend is configured that {request.url.path} could be passed on to")
-        headers = asgi.header_map(request.scope)
-        body = await asgi.read_body(request.receive, self._body_limit)
-        raw_path: bytes = request.scope.get("raw_path") or request.url.path.encode()
+    async def serve(self, scope: asgi.Scope, headers: dict[str, str], body: bytes, tenant: Tenant) -> Served:
+        raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
         path = raw_path.decode("latin-1").partition("?")[0].removeprefix("/v1")
-        tenant = self._auth.tenant(headers)
-        reply = await self._dispatch.relay(
-            self._backend, request.method, path, request.url.query, headers, body, tenant
-        )
-        self._metrics.requests.labels(tenant.name, "passthrough", "", self._backend, "none", str(reply.status)).inc()
-        response = StreamingResponse(_body(reply), status_code=reply.status)
-        response.raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
-        response.headers["x-hitherto-cache"] = "bypass"
-        response.headers["x-hitherto-backend"] = self._backend
-        return response
+        if not self._backend:
+            raise UnknownModel(f"no backend is configured that /v1{path} could be passed on to")
+        query = scope["query_string"].decode("latin-1")
+        reply = await self._dispatch.relay(self._backend, scope["method"], path, query, headers, body, tenant)
+        head = [(name, value) for name, value in reply.headers if name not in (b"date", b"x-request-id")]
+        head += [(b"x-hitherto-cache", b"bypass"), (b"x-hitherto-backend", self._backend.encode())]
+        served = Served(reply.status, head, tenant=tenant.name, backend=self._backend, cache="bypass")
+        served.reason, served.chunks = "not-cacheable", _body(reply)
+        return served
 
 
-async def _body(reply: Reply) -> AsyncIterator[bytes]:
+async def _body(reply: Reply) -> AsyncGenerator[bytes, None]:
     try:
         async for chunk in reply.chunks():
             yield chunk
     finally:
         await reply.close()
-
-
-def router(passthrough: Passthrough) -> APIRouter:
-    """The catch-all; include it last."""
-    api = APIRouter()
-
-    @api.api_route("/v1/{path:path}", methods=METHODS, response_model=None, include_in_schema=False)
-    async def relay(request: Request) -> Response:
-        return await passthrough.serve(request)
-
-    return api

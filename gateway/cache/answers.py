@@ -133,8 +133,13 @@ class Answers:
             return self._counted("exact", Lookup("miss", unfit or readable.reason or "semantic-unavailable"))
         return self._counted("semantic", await self._lookup_semantic(question))
 
-    def remember(self, question: Question, lookup: Lookup, backend: str, status: int, answer: Answer) -> str:
-        """Keep an answer if it may be kept: findable when this returns, durable soon after. Empty, or why not."""
+    def remember(
+        self, question: Question, lookup: Lookup, backend: str, status: int, answer: Answer, complete: bool = True
+    ) -> str:
+        """Keep an answer if it may be kept: findable when this returns, durable soon after. Empty, or why not.
+
+        `complete`: the backend told all it has to tell, usage included.
+        """
         reason = cacheability.may_write(question.view, question.rules, question.controls, status, answer)
         self._metrics.answer_writes.labels("skipped" if reason else "stored", reason).inc()
         if reason:
@@ -149,7 +154,7 @@ class Answers:
             backend=backend,
             question=question.view.question,
             body=orjson.dumps(answer.body),
-            has_usage=answer.usage is not None,
+            has_usage=complete,
             created=now,
             expires=now + cacheability.fresh_for(question.rules, question.controls),
         )
@@ -221,23 +226,24 @@ class Answers:
         max_age = question.controls.max_age
         if max_age is not None and now - known.created > max_age:
             return None, "max-age"
-        if question.view.stream and question.view.include_usage and not known.has_usage:
+        if not known.has_usage and (question.view.include_usage or not question.view.stream):
             return None, "usage-unknown"  # the client waits for a usage chunk that we could only invent
         entry = self._hot.get(key)
         if entry is None:
             loop = asyncio.get_running_loop()
             entry = await loop.run_in_executor(self._reader, self._store.get, key)
-            if entry is None:
-                self._forget([key])
+            if self._known.get(key) is not known:
+                return None, "changed"  # replaced or evicted while we read
+            if entry is None or entry.created != known.created:
+                self._forget([key])  # never written, or an older answer under this key
                 return None, "lost"
             self._warm_up(entry)
-        if key in self._known:
-            self._known.move_to_end(key)
+        self._known.move_to_end(key)
         return entry, ""
 
     def _keep(self, entry: Entry) -> None:
         self._forget([entry.key], delete=False)
-        size = len(entry.body) + len(entry.question or "")
+        size = _size(entry)
         self._known[entry.key] = Known(entry.created, entry.expires, size, entry.scope, entry.has_usage)
         self._bytes += size + _OVERHEAD
         self._warm_up(entry)
@@ -246,12 +252,12 @@ class Answers:
 
     def _warm_up(self, entry: Entry) -> None:
         if (old := self._hot.pop(entry.key, None)) is not None:
-            self._hot_bytes -= len(old.body)
+            self._hot_bytes -= _size(old)
         self._hot[entry.key] = entry
-        self._hot_bytes += len(entry.body)
+        self._hot_bytes += _size(entry)
         while self._hot_bytes > HOT_BYTES and len(self._hot) > 1:
             _, cold = self._hot.popitem(last=False)
-            self._hot_bytes -= len(cold.body)
+            self._hot_bytes -= _size(cold)
 
     def _forget(self, keys: list[bytes], delete: bool = True) -> None:
         gone = []
@@ -262,7 +268,7 @@ class Answers:
                 gone.append(key)
             hot = self._hot.pop(key, None)
             if hot is not None:
-                self._hot_bytes -= len(hot.body)
+                self._hot_bytes -= _size(hot)
         if delete and gone:
             self._to_delete += gone
             if self.semantic is not None:
@@ -310,7 +316,7 @@ class Answers:
             while self._to_write or self._to_delete:
                 entries, self._to_write = self._to_write, []
                 keys, self._to_delete = self._to_delete, []
-                live = [entry for entry in entries if entry.key in self._known]
+                live = [entry for entry in entries if self._is_current(entry)]
                 kept = {entry.key for entry in live}
                 gone = [key for key in keys if key not in kept and key not in self._known]
                 try:
@@ -322,6 +328,10 @@ class Answers:
                     self._fault("store")  # they live on in memory until they are evicted
         finally:
             self._writing = False
+
+    def _is_current(self, entry: Entry) -> bool:
+        known = self._known.get(entry.key)
+        return known is not None and known.created == entry.created
 
     def _counted(self, tier: str, lookup: Lookup) -> Lookup:
         result = "hit" if lookup.entry is not None else lookup.tier
@@ -335,6 +345,10 @@ class Answers:
     def _fault(self, part: str) -> None:
         self._metrics.faults.labels(part).inc()
         log.exception("a fault in the %s part of the answer cache counts as a miss", part)
+
+
+def _size(entry: Entry) -> int:
+    return len(entry.body) + len(entry.question or "")
 
 
 def _ignore_result(future: asyncio.Future[None]) -> None:

@@ -8,7 +8,9 @@ makes requests different, never wrongly equal.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -57,8 +59,23 @@ DEFAULTS: Mapping[str, Any] = {
 """Fields whose absence means the same as this value with every backend. Not temperature: 1: some servers take another
 default from the model's files."""
 
-HEADERS_IN_SCOPE = ("openai-beta", "openai-organization", "openai-project", "anthropic-version", "anthropic-beta")
-"""Request headers that can change the answer."""
+_NEUTRAL = re.compile(
+    r"user-agent|accept(-.*)?|content-type|content-length|host|connection|keep-alive|te|transfer-encoding|expect|origin"
+    r"|referer|dnt|priority|pragma|cache-control|sec-.*|forwarded|x-forwarded-.*|x-real-ip|via|true-client-ip|cf-.*"
+    r"|cdn-loop|upgrade-insecure-requests|x-stainless-.*|idempotency-key|x-hitherto-.*"
+    r"|traceparent|tracestate|baggage|sentry-trace|x-b3-.*|b3|x-datadog-.*|.*(request|trace|correlation|span)-?id"
+)
+"""Request headers that say nothing about the answer: the connection, the client's make, the path it came, tracing."""
+
+
+def telling_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that may change the answer: all but the neutral ones."""
+    return {name: value for name, value in headers.items() if not _is_neutral(name)}
+
+
+@lru_cache(maxsize=1024)  # the same few names come with every request
+def _is_neutral(name: str) -> bool:
+    return _NEUTRAL.fullmatch(name) is not None
 
 
 def scope_digest(
@@ -66,15 +83,16 @@ def scope_digest(
 ) -> bytes:
     """32 bytes that are equal exactly if two requests may share an answer when their questions agree.
 
-    `target` identifies what computes the answer: backend, its identity, model there.
+    `target` identifies what computes the answer: backend, its identity, model there. `headers` are those that would
+    be passed on to it, without credentials (which are the tenant).
     """
     fields = {
         name: value
         for name, value in view.scope_fields.items()
         if name not in IGNORED and not (name in DEFAULTS and _is_default(value, DEFAULTS[name]))
     }
-    chosen = {name: headers[name] for name in HEADERS_IN_SCOPE if name in headers}
-    return _digest("scope/1", tenant, view.surface, namespace, query, *target, _canonical(chosen), _canonical(fields))
+    chosen = _canonical(telling_headers(headers))
+    return _digest("scope/1", tenant, view.surface, namespace, query, *target, chosen, _canonical(fields))
 
 
 def key_digest(scope: bytes, question: str | None) -> bytes:

@@ -84,10 +84,14 @@ async def test_exact_and_semantic_hits_and_their_guards(tmp_path: Path, encoder:
 
 
 async def test_a_vetoed_neighbour_does_not_hide_the_next_one(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    wide = replace(RULES, threshold=0.75)
     async with opened(tmp_path, encoder) as answers:
         await remember(answers, question("Who won the world cup in 2020?"), "Nobody")
-        await remember(answers, question("Tell me who won the world cup in 2021"), "Nobody either")
-        assert await text_of(answers, question("Who won the world cup in 2021?")) == ("semantic", "Nobody either")
+        await remember(answers, question("Which team became world champion in 2021?"), "None did")
+        nearest = await answers.lookup(question("Who won the world cup in 2021?", rules=replace(wide, threshold=0.92)))
+        assert nearest.reason == "veto-numbers" and nearest.similarity is not None
+        found = await answers.lookup(question("Who won the world cup in 2021?", rules=wide))
+        assert found.tier == "semantic" and found.similarity is not None and found.similarity < nearest.similarity
 
 
 async def test_other_tenants_namespaces_and_fields_find_nothing(tmp_path: Path, encoder: SentenceEncoder) -> None:
@@ -158,13 +162,13 @@ async def test_max_age_and_no_cache_refuse_what_is_there(tmp_path: Path) -> None
         assert (await text_of(answers, replace(asked, controls=Controls(max_age=60.0))))[0] == "exact"
 
 
-async def test_a_stream_that_wants_usage_is_not_given_an_entry_without(tmp_path: Path) -> None:
+async def test_an_entry_without_usage_is_not_given_to_those_who_expect_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as answers:
         asked = question("q")
-        await remember(answers, asked)
+        answers.remember(asked, await answers.lookup(asked), "b", 200, answer(), complete=False)
         streamed = question("q", stream=True, stream_options={"include_usage": True})
         assert streamed.key == asked.key
-        assert await text_of(answers, streamed) == ("miss", "usage-unknown")
+        assert await text_of(answers, streamed) == await text_of(answers, asked) == ("miss", "usage-unknown")
         assert (await text_of(answers, question("q", stream=True)))[0] == "exact"
 
 

@@ -1,0 +1,129 @@
+"""What every plain ASGI endpoint does: read, watch for a hang-up, send, refuse with the right words, account."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from contextlib import aclosing
+from typing import Any
+from uuid import uuid4
+
+from backends import asgi
+from gateway import errors, logs
+from gateway.api.auth import OpenAuth, Tenant, TransparentAuth
+from gateway.metrics import Metrics
+from gateway.pipeline import Served
+
+log = logging.getLogger("hitherto")
+
+
+class Endpoint(ABC):
+    """One route of the hot path. Subclasses say how a request is served."""
+
+    surface: str
+
+    def __init__(self, auth: OpenAuth | TransparentAuth, metrics: Metrics, body_limit: int) -> None:
+        self._auth, self._metrics, self._body_limit = auth, metrics, body_limit
+
+    @abstractmethod
+    async def serve(self, scope: asgi.Scope, headers: dict[str, str], body: bytes, tenant: Tenant) -> Served:
+        """The response. Raises what `gateway.errors` has a word for."""
+
+    async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        headers = asgi.header_map(scope)
+        request_id = headers.get("x-request-id") or uuid4().hex
+        try:
+            body = await asgi.read_body(receive, self._body_limit)
+        except asgi.ClientGone:
+            return
+        except asgi.BodyTooLarge:
+            error = asgi.BodyTooLarge(f"the request body is over {self._body_limit} bytes")
+            await self._refuse(error, request_id, time.perf_counter(), send)
+            return
+        await asgi.until_hangup(receive, self._answer(scope, headers, body, request_id, send))
+
+    async def _answer(
+        self, scope: asgi.Scope, headers: dict[str, str], body: bytes, request_id: str, send: asgi.Send
+    ) -> None:
+        started = time.perf_counter()
+        served: Served | None = None
+        try:
+            served = await self.serve(scope, headers, body, self._auth.tenant(headers))
+            await _send(served, request_id, send)
+        except Exception as error:
+            if served is not None and served.first is not None:
+                log.warning("request %s: the response broke off: %s", request_id, error)
+                raise  # the head is sent: only cutting the connection still tells the client
+            served = None
+            await self._refuse(error, request_id, started, send)
+        finally:
+            if served is not None:
+                self._account(served, request_id)
+
+    async def _refuse(self, error: Exception, request_id: str, started: float, send: asgi.Send) -> None:
+        refusal = errors.refusal(error)
+        if refusal.status == 500:
+            log.error("request %s: an unforeseen error", request_id, exc_info=error)
+        self._metrics.requests.labels("", self.surface, "", "", "none", str(refusal.status)).inc()
+        head = [asgi.JSON, (b"x-request-id", request_id.encode("latin-1", "replace")), *refusal.headers()]
+        await asgi.send_bytes(send, refusal.status, head, refusal.body())
+        seconds = round(time.perf_counter() - started, 6)
+        logs.request_line(
+            {"request_id": request_id, "status": refusal.status, "error": refusal.message, "seconds": seconds}
+        )
+
+    def _account(self, served: Served, request_id: str) -> None:
+        metrics, now = self._metrics, time.perf_counter()
+        tenant, model = metrics.capped("tenant", served.tenant), metrics.capped("model", served.model)
+        status = str(served.status)
+        metrics.requests.labels(tenant, self.surface, model, served.backend, served.cache, status).inc()
+        metrics.request_seconds.labels(served.cache).observe(now - served.started)
+        metrics.overhead_seconds.observe(served.overhead)
+        line: dict[str, Any] = {
+            "request_id": request_id,
+            "tenant": served.tenant,
+            "model": served.model,
+            "backend": served.backend,
+            "cache": served.cache,
+            "reason": served.reason,
+            "stored": served.stored,
+            "status": served.status,
+            "seconds": round(now - served.started, 6),
+        }
+        usage = served.answer.usage if served.answer is not None else None
+        cached = min(usage.cached or 0, usage.prompt) if usage is not None else 0
+        if served.first is None:
+            line["client_gone"] = True
+        else:
+            ttft = served.first - served.started
+            metrics.ttft_seconds.labels(served.cache, "hit" if cached else "miss").observe(ttft)
+            line["ttft"] = round(ttft, 6)
+        if usage is not None:
+            source = "device" if served.backend_kind == "engine" else "upstream"
+            metrics.tokens.labels(tenant, model, "prompt").inc(max(0, usage.prompt))
+            metrics.tokens.labels(tenant, model, "completion").inc(max(0, usage.completion))
+            metrics.prefix_tokens.labels(source).inc(max(0, cached))
+            metrics.prefix_tokens.labels("computed").inc(max(0, usage.prompt - cached))
+            line |= {"prompt_tokens": usage.prompt, "completion_tokens": usage.completion, "cached_tokens": cached}
+        logs.request_line(line)
+
+
+async def _send(served: Served, request_id: str, send: asgi.Send) -> None:
+    """Send a response; the head goes with the first chunk, so that a failure before it is still a proper error."""
+    head = [*served.headers, (b"x-request-id", request_id.encode("latin-1", "replace"))]
+    if served.body is not None:
+        served.first = time.perf_counter()
+        await asgi.send_bytes(send, served.status, head, served.body)
+        return
+    assert served.chunks is not None
+    async with aclosing(served.chunks) as chunks:
+        async for chunk in chunks:
+            if served.first is None:
+                served.first = time.perf_counter()
+                await send({"type": "http.response.start", "status": served.status, "headers": head})
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    if served.first is None:
+        served.first = time.perf_counter()
+        await send({"type": "http.response.start", "status": served.status, "headers": head})
+    await send({"type": "http.response.body", "body": b""})
