@@ -126,26 +126,28 @@ class Pipeline:
     async def _remembering(
         self, question: Question, lookup: Lookup, dispatched: Dispatched, served: Served
     ) -> AsyncGenerator[bytes, None]:
-        """The upstream's bytes as they come. The answer is stored just before the bytes that complete it are passed on,
-        so that a client that has them and asks again finds it."""
+        """The upstream's bytes, those of a stream as they come. The answer is stored just before the bytes that end
+        it are passed on, so that a client that has them and asks again finds it."""
         reply, types = dispatched.reply, dict(dispatched.reply.headers)
         stream = types.get(b"content-type", b"").startswith(b"text/event-stream")
         copy, kept, begun = bytearray(), b"content-encoding" not in types, False
-        length = types.get(b"content-length", b"")
-        expected = int(length) if not stream and length.isdigit() else None
         try:
             async for chunk in reply.chunks():
                 if kept and len(copy) + len(chunk) <= COPY_LIMIT:
                     copy += chunk
-                    ended = _TERMINAL.search(copy[-32:]) if stream else len(copy) == expected
-                    if ended and not served.stored:
+                    if not stream:
+                        continue  # sent in one piece, so that a body that breaks off becomes a proper error
+                    if not served.stored and _TERMINAL.search(copy[-32:]):
                         self._remember(question, lookup, dispatched, bytes(copy), stream, served)
-                else:
+                elif kept:
                     kept, served.stored = False, served.stored or "too-long"
+                    chunk = chunk if stream else bytes(copy) + chunk
                 begun = True
                 yield chunk
             if kept and not served.stored:
                 self._remember(question, lookup, dispatched, bytes(copy), stream, served)
+            if kept and not stream:
+                yield bytes(copy)
         except BackendError as error:
             served.stored = "interrupted"
             if not stream or not begun:

@@ -66,6 +66,8 @@ class Gateway:
                     "/v1"
                 )
             time.sleep(0.05)
+        self.process.kill()
+        self.process.wait()
         raise TimeoutError(f"the gateway is not ready after {seconds} s:\n{self.log}")
 
     def chat(

@@ -53,10 +53,11 @@ class Endpoint(ABC):
             await _send(served, request_id, send)
         except Exception as error:
             if served is not None and served.first is not None:
+                # The head is sent; the server cuts the connection of a response that does not end, and so tells.
                 log.warning("request %s: the response broke off: %s", request_id, error)
-                raise  # the head is sent: only cutting the connection still tells the client
-            served = None
-            await self._refuse(error, request_id, started, send)
+            else:
+                served = None
+                await self._refuse(error, request_id, started, send)
         finally:
             if served is not None:
                 self._account(served, request_id)
