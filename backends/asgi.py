@@ -7,7 +7,6 @@ the load are plain ASGI functions.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
@@ -78,28 +77,38 @@ async def send_stream(send: Send, status: int, headers: Headers, chunks: AsyncIt
     await send({"type": "http.response.body", "body": b""})
 
 
-async def until_hangup(receive: Receive, work: Awaitable[None]) -> bool:
-    """Run `work`, but cancel it as soon as the client hangs up; True if it ran to its end.
+class HangupWatch:
+    """Cancels the task that entered it when the client hangs up; a context manager that swallows that cancellation.
 
     ASGI servers tell of a hang-up only through `receive`, and `send` then silently does nothing, so without this a
-    computation would go on for nobody.
+    computation would go on for nobody. Watching costs a task, so it begins with `start`: an answer that is at hand
+    needs none.
     """
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-            return True
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._task: asyncio.Task[Any] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self.gone = False
+
+    def start(self) -> None:
+        if self._watcher is None:
+            self._task = asyncio.current_task()
+            self._watcher = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def __aenter__(self) -> HangupWatch:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if kind is asyncio.CancelledError and self.gone and self._task is not None:
+            return self._task.uncancel() == 0  # else somebody else wants this task to end, too
         return False
-    finally:
-        watcher.cancel()
-        if not task.done():
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -75,7 +75,10 @@ class FakeUpstream:
         seen = Seen(scope["method"], scope["path"], query, asgi.header_map(scope), body)
         self.seen.append(seen)
         script = self.scripts.pop(0) if self.scripts else self.script
-        seen.finished = await asgi.until_hangup(receive, self._answer(script, seen, send))
+        async with asgi.HangupWatch(receive) as watch:
+            watch.start()
+            await self._answer(script, seen, send)
+            seen.finished = True
         seen.gone = not seen.finished
 
     async def _answer(self, script: Script, seen: Seen, send: asgi.Send) -> None:

@@ -9,7 +9,7 @@ import secrets
 import sqlite3
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -17,10 +17,12 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
+from backends import asgi
 from backends.build import build
 from gateway import errors
 from gateway.api import chat, health, models, passthrough
 from gateway.api.auth import OpenAuth, TransparentAuth
+from gateway.api.endpoint import Endpoint
 from gateway.cache.answers import Answers
 from gateway.cache.semantic import Semantic
 from gateway.config import Settings
@@ -32,7 +34,21 @@ from gateway.stores.sqlite import SQLiteAnswers
 log = logging.getLogger("hitherto")
 
 
-def create_app(settings: Settings) -> FastAPI:
+class Application:
+    """The gateway: the hot routes by themselves, everything else through FastAPI.
+
+    FastAPI's ten layers of middleware cost as much as an exact hit (docs/performance.md).
+    """
+
+    def __init__(self, hot: Mapping[tuple[str, str], Endpoint], rest: FastAPI) -> None:
+        self._hot, self._rest = hot, rest
+
+    async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        endpoint = self._hot.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        await (endpoint or self._rest)(scope, receive, send)
+
+
+def create_app(settings: Settings) -> Application:
     """The gateway as an ASGI application."""
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     metrics = Metrics()
@@ -60,7 +76,6 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPI(title="Hitherto", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     limit = int(settings.body_limit)
     endpoint = chat.ChatEndpoint(pipeline, auth, metrics, limit)
-    app.router.routes.append(Route("/v1/chat/completions", endpoint, methods=["POST"]))
     app.include_router(health.router(backends, notes, metrics))
     if not settings.transparent:
         app.include_router(models.router(dispatch))
@@ -69,7 +84,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(HTTPException, _not_found)
     for kind in errors.known():
         app.add_exception_handler(kind, _refuse)
-    return app
+    return Application({("POST", "/v1/chat/completions"): endpoint}, app)
 
 
 async def _semantic_tier(settings: Settings, notes: dict[str, str]) -> Semantic | None:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 MAX_LABEL_VALUES = 200
 _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSeries:
+    """The series that one kind of request moves."""
+
+    requests: Counter
+    seconds: Histogram
+    ttft_hit: Histogram
+    ttft_miss: Histogram
+    prompt: Counter
+    completion: Counter
 
 
 class Metrics:
@@ -49,7 +63,21 @@ class Metrics:
 
         self._seen: dict[str, set[str]] = {}
 
-    def capped(self, label: str, value: str) -> str:
+    def request_series(
+        self, tenant: str, surface: str, model: str, backend: str, cache: str, status: str
+    ) -> RequestSeries:
+        """The series of a kind of request; tenants and models beyond the first 200 are counted as "other"."""
+        tenant, model = self._capped("tenant", tenant), self._capped("model", model)
+        return RequestSeries(
+            requests=self.requests.labels(tenant, surface, model, backend, cache, status),
+            seconds=self.request_seconds.labels(cache),
+            ttft_hit=self.ttft_seconds.labels(cache, "hit"),
+            ttft_miss=self.ttft_seconds.labels(cache, "miss"),
+            prompt=self.tokens.labels(tenant, model, "prompt"),
+            completion=self.tokens.labels(tenant, model, "completion"),
+        )
+
+    def _capped(self, label: str, value: str) -> str:
         """A label value that callers choose: the first 200 different ones as they are, then "other"."""
         seen = self._seen.setdefault(label, set())
         if value in seen or len(seen) < MAX_LABEL_VALUES:

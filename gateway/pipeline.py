@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from uuid import uuid4
 
+from backends import asgi
 from backends.dialects import openai_chat
 from backends.dialects.openai_chat import MalformedRequest
 from backends.protocol import Answer, BackendError, BackendInterrupted
@@ -17,6 +17,7 @@ from gateway.cache.answers import Answers, Lookup, Question
 from gateway.cache.key import key_digest, scope_digest
 from gateway.dispatch import Dispatch, Dispatched, forwarded
 from gateway.errors import NotCached, refusal
+from gateway.logs import new_id
 from gateway.metrics import Metrics
 from policies.cacheability import CacheRules, parse_controls
 
@@ -24,6 +25,22 @@ COPY_LIMIT = 4 << 20
 """Longer answers are relayed, but not remembered."""
 _TERMINAL = re.compile(rb"data: ?\[DONE\]\s*$")
 log = logging.getLogger("hitherto.cache")
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A request whose body has arrived. Start `watch` before waiting for anybody else."""
+
+    scope: asgi.Scope
+    headers: dict[str, str]
+    body: bytes
+    tenant: Tenant
+    watch: asgi.HangupWatch
+
+    @property
+    def query(self) -> str:
+        query: bytes = self.scope["query_string"]
+        return query.decode("latin-1")
 
 
 @dataclass(slots=True)
@@ -55,14 +72,15 @@ class Pipeline:
     def __init__(self, answers: Answers, dispatch: Dispatch, rules: CacheRules, metrics: Metrics) -> None:
         self._answers, self._dispatch, self._rules, self._metrics = answers, dispatch, rules, metrics
 
-    async def serve(self, body: bytes, headers: Mapping[str, str], query: str, tenant: Tenant) -> Served:
+    async def serve(self, request: Incoming) -> Served:
         """The answer to a chat completion request, from the cache or a backend. Raises what `errors` has a word for."""
         started = time.perf_counter()
-        view = openai_chat.view(openai_chat.parse(body))
+        headers, tenant = request.headers, request.tenant
+        view = openai_chat.view(openai_chat.parse(request.body))
         controls = parse_controls(headers)
         target = self._dispatch.identity(view.model)
         try:
-            scope = scope_digest(view, tenant.name, target, forwarded(headers), query, controls.namespace)
+            scope = scope_digest(view, tenant.name, target, forwarded(headers), request.query, controls.namespace)
         except (TypeError, RecursionError) as error:  # more than 254 levels: nothing that a model was ever asked
             raise MalformedRequest("the body is nested too deeply") from error
         question = Question(key_digest(scope, view.question), scope, tenant.name, view, controls, self._rules)
@@ -76,7 +94,10 @@ class Pipeline:
         if controls.only_if_cached:
             raise NotCached(f"only-if-cached: no stored answer ({lookup.reason})")
         overhead = time.perf_counter() - started
-        dispatched = await self._dispatch.open("/chat/completions", query, headers, body, view.model, tenant)
+        request.watch.start()
+        dispatched = await self._dispatch.open(
+            "/chat/completions", request.query, headers, request.body, view.model, tenant
+        )
         served = self._relayed(question, lookup, dispatched, started)
         served.overhead = overhead
         return served
@@ -95,7 +116,7 @@ class Pipeline:
         if lookup.similarity is not None:
             headers.append((b"x-hitherto-similarity", f"{lookup.similarity:.4f}".encode()))
         served = Served(200, headers, started=started, tenant=question.tenant, model=view.model, cache=lookup.tier)
-        id, created = f"chatcmpl-{uuid4().hex}", int(time.time())
+        id, created = f"chatcmpl-{new_id()}", int(time.time())
         if view.stream:
             headers.append((b"content-type", b"text/event-stream; charset=utf-8"))
             served.body = b"".join(openai_chat.render_stream(entry.body, id, created, view.include_usage))

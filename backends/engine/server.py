@@ -108,7 +108,9 @@ class EngineServer:
         prompt = await asyncio.to_thread(self.text.encode_chat, request.messages)
         tenant_salt = asgi.header_map(scope).get("x-hitherto-salt", "")
         job = Job(self, request, prompt, f"{len(tenant_salt)}:{tenant_salt}{request.cache_salt}".removeprefix("0:"))
-        await asgi.until_hangup(receive, job.answer(send))
+        async with asgi.HangupWatch(receive) as watch:
+            watch.start()
+            await job.answer(send)
 
     def sequence(
         self, prompt: list[int], params: SamplingParams, salt: str, queue: asyncio.Queue[Emission]

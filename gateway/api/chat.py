@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from backends import asgi
 from backends.dialects import openai_chat
-from gateway.api.auth import OpenAuth, Tenant, TransparentAuth
+from gateway.api.auth import OpenAuth, TransparentAuth
 from gateway.api.endpoint import Endpoint
 from gateway.metrics import Metrics
-from gateway.pipeline import Pipeline, Served
+from gateway.pipeline import Incoming, Pipeline, Served
 
 
 class ChatEndpoint(Endpoint):
@@ -19,5 +18,5 @@ class ChatEndpoint(Endpoint):
         super().__init__(auth, metrics, body_limit)
         self._pipeline = pipeline
 
-    async def serve(self, scope: asgi.Scope, headers: dict[str, str], body: bytes, tenant: Tenant) -> Served:
-        return await self._pipeline.serve(body, headers, scope["query_string"].decode("latin-1"), tenant)
+    async def serve(self, request: Incoming) -> Served:
+        return await self._pipeline.serve(request)

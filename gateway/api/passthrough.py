@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from backends import asgi
 from backends.protocol import Reply
-from gateway.api.auth import OpenAuth, Tenant, TransparentAuth
+from gateway.api.auth import OpenAuth, TransparentAuth
 from gateway.api.endpoint import Endpoint
 from gateway.dispatch import Dispatch
 from gateway.errors import UnknownModel
 from gateway.metrics import Metrics
-from gateway.pipeline import Served
+from gateway.pipeline import Incoming, Served
 
 
 class Passthrough(Endpoint):
@@ -25,13 +24,16 @@ class Passthrough(Endpoint):
         remote = [name for name, backend in dispatch.backends.items() if backend.kind != "engine"]
         self._backend = remote[0] if remote else next(iter(dispatch.backends), "")
 
-    async def serve(self, scope: asgi.Scope, headers: dict[str, str], body: bytes, tenant: Tenant) -> Served:
+    async def serve(self, request: Incoming) -> Served:
+        scope, tenant = request.scope, request.tenant
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
         path = raw_path.decode("latin-1").partition("?")[0].removeprefix("/v1")
         if not self._backend:
             raise UnknownModel(f"no backend is configured that /v1{path} could be passed on to")
-        query = scope["query_string"].decode("latin-1")
-        reply = await self._dispatch.relay(self._backend, scope["method"], path, query, headers, body, tenant)
+        request.watch.start()
+        reply = await self._dispatch.relay(
+            self._backend, scope["method"], path, request.query, request.headers, request.body, tenant
+        )
         head = [(name, value) for name, value in reply.headers if name not in (b"date", b"x-request-id")]
         head += [(b"x-hitherto-cache", b"bypass"), (b"x-hitherto-backend", self._backend.encode())]
         served = Served(reply.status, head, tenant=tenant.name, backend=self._backend, cache="bypass")
