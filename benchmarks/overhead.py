@@ -81,7 +81,7 @@ class Contestant:
 def process(*command: str, ready: str, cwd: Path | None = None) -> Iterator[None]:
     """A server that runs until the end of the block."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    running = subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    running = subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.DEVNULL, stderr=None)
     try:
         deadline = time.monotonic() + 60
         while True:

@@ -37,6 +37,9 @@ def main() -> None:
 
 def serve(name: str, config: EngineConfig, data: Path, listen: str) -> None:
     """Load the model and serve it until a signal comes. Exits with a line for the operator when it cannot."""
+    # Read by OpenMP when torch is loaded. Threads that wait by spinning gain nothing measurable on an idle machine and
+    # bring a busy one (two engines, or the gateway beside one, on two cores) to a standstill.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import uvicorn
 
     from backends.engine.load import load
