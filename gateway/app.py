@@ -25,6 +25,7 @@ from gateway.api.auth import OpenAuth, TransparentAuth
 from gateway.api.endpoint import Endpoint
 from gateway.cache.answers import Answers
 from gateway.cache.semantic import Semantic
+from gateway.cache.semantic import load as load_semantic
 from gateway.config import Settings
 from gateway.dispatch import Dispatch
 from gateway.metrics import Metrics
@@ -90,14 +91,8 @@ def create_app(settings: Settings) -> Application:
 async def _semantic_tier(settings: Settings, notes: dict[str, str]) -> Semantic | None:
     """The semantic tier, or None and a note: the gateway serves exact answers without it."""
 
-    def load() -> Semantic:
-        from embedder.batcher import Batcher
-        from embedder.sentence import SentenceEncoder
-
-        return Semantic(Batcher(SentenceEncoder(settings.embedder.model, settings.embedder.threads)))
-
     try:
-        return await asyncio.to_thread(load)
+        return await asyncio.to_thread(load_semantic, settings.embedder)
     except ImportError as error:
         notes["semantic"] = f"off: {error}; install hitherto[semantic]"
     except Exception as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -110,6 +112,46 @@ def prepare(config_file: ConfigOption = None) -> None:
             from backends.engine.models import resolve
 
             typer.echo(f"{backend.model}: {resolve(backend.model, settings.data, typer.echo)}")
+
+
+cache_app = typer.Typer(no_args_is_help=True, help="Look into the answer cache.")
+app.add_typer(cache_app, name="cache")
+
+
+@cache_app.command()
+def judge(
+    file: Annotated[Path, typer.Argument(help="JSONL of {a, b[, same, kind]}; a and b are texts or message lists.")],
+    config_file: ConfigOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One object a line: served, similarity, reason.")] = False,
+) -> None:
+    """Would an answer stored for a be served for b? Runs the very code that decides in the gateway."""
+    from gateway.cache import judge as judging
+    from gateway.cache.semantic import load as load_semantic
+
+    settings = load_settings(config_file, None)
+    pairs = list(judging.read_pairs(file))
+
+    async def run() -> list[judging.Verdict]:
+        verdicts = []
+        async for verdict in judging.judge(pairs, lambda: load_semantic(settings.embedder), settings.cache.rules()):
+            verdicts.append(verdict)
+            similarity = None if verdict.similarity is None else round(verdict.similarity, 4)
+            if as_json:
+                print(json.dumps({"served": verdict.served, "similarity": similarity, "reason": verdict.reason}))
+            elif not sys.stderr.isatty() or len(verdicts) % 100:
+                continue
+            else:
+                print(f"{len(verdicts)} of {len(pairs)}", end="\r", file=sys.stderr)
+        return verdicts
+
+    verdicts = asyncio.run(run())
+    if as_json:
+        return
+    print(f"{'kind':24} {'label':10} {'served':>8} {'of':>8} {'share':>8}")
+    for kind, label, served, total in judging.shares(verdicts):
+        print(f"{kind:24} {label:10} {served:8} {total:8} {served / total:8.1%}")
+    if all(verdict.pair.same is None for verdict in verdicts):
+        print(f"{'all':24} {'unlabelled':10} {sum(v.served for v in verdicts):8} {len(verdicts):8}")
 
 
 def load_settings(file: Path | None, upstream: str | None) -> Settings:

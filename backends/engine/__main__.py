@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
@@ -31,7 +31,7 @@ def main() -> None:
     try:
         config = EngineConfig.model_validate_json(arguments.config)
     except ValidationError as error:
-        sys.exit(f"engine {arguments.name}: {error}")
+        _fail(f"engine {arguments.name}: {error}")
     serve(arguments.name, config, arguments.data, arguments.listen)
 
 
@@ -49,13 +49,18 @@ def serve(name: str, config: EngineConfig, data: Path, listen: str) -> None:
     try:
         loaded = load(config, data, logging.getLogger("hitherto.engine").info)
     except (ValueError, OSError) as error:
-        sys.exit(f"engine {name}: {error}")
+        _fail(f"engine {name}: {error}")
     server = EngineServer(loaded, config, name)
     where = _address(listen)
     options: dict[str, Any] = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 30}
     # Not uvicorn.run, which at its end removes the socket's path, whoever may have made it by then. Idle connections
     # are kept for longer than the gateway's client pools them, or a request could meet a closing one.
     uvicorn.Server(uvicorn.Config(server, timeout_keep_alive=75, **options, **where)).run()
+
+
+def _fail(message: str) -> NoReturn:
+    print(message, file=sys.stderr)
+    sys.exit(2)
 
 
 def _address(listen: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedder.batcher import Batcher
+from embedder.config import EmbedderConfig
 from embedder.contract import Vectors
 from embedder.index import ScopedIndex
 from gateway.stores.contract import AnswerStore
@@ -103,6 +104,13 @@ class Semantic:
 
     def close(self) -> None:
         self._batcher.close()
+
+
+def load(config: EmbedderConfig) -> Semantic:
+    """The semantic tier over a sentence-transformers model; takes seconds. Raises ImportError or `EncoderNotFound`."""
+    from embedder.sentence import SentenceEncoder
+
+    return Semantic(Batcher(SentenceEncoder(config.model, config.threads)))
 
 
 def _array(vectors: list[bytes]) -> Any:
