@@ -49,8 +49,8 @@ class Application:
         await (endpoint or self._rest)(scope, receive, send)
 
 
-def create_app(settings: Settings) -> Application:
-    """The gateway as an ASGI application."""
+def create_app(settings: Settings, shared: bool = False) -> Application:
+    """The gateway as an ASGI application; `shared`: one of several processes on the same data folder."""
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     metrics = Metrics()
     notes: dict[str, str] = {}
@@ -59,7 +59,7 @@ def create_app(settings: Settings) -> Application:
     auth = TransparentAuth() if settings.transparent else OpenAuth()
     store = _answer_store(settings.data / "answers.sqlite", notes)
     semantic = settings.cache.semantic
-    answers = Answers(store, int(settings.cache.size), semantic.deadline if semantic else 0.0, metrics)
+    answers = Answers(store, int(settings.cache.size), semantic.deadline if semantic else 0.0, metrics, shared=shared)
     pipeline = Pipeline(answers, dispatch, settings.cache.rules(), metrics)
 
     @asynccontextmanager

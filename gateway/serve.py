@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +53,8 @@ def run(settings: Settings, workers: int, access_log: bool) -> None:
     os.environ[_TRANSPARENT] = settings.transparent or ""
     os.environ[_ACCESS_LOG] = "1" if access_log else ""
     configuration = uvicorn.Config("gateway.serve:worker", factory=True, workers=workers, **options)
+    greeting = threading.Thread(target=lambda: asyncio.run(_greet(settings, _url(settings.host, port))), daemon=True)
+    greeting.start()
     Multiprocess(configuration, [listener]).run()
 
 
@@ -71,7 +74,7 @@ def worker() -> Application:
     logs.setup(bool(os.environ[_ACCESS_LOG]))
     settings = Settings.model_validate_json(os.environ[_SETTINGS])
     transparent = os.environ[_TRANSPARENT] or None
-    return create_app(settings.model_copy(update={"transparent": transparent}))
+    return create_app(settings.model_copy(update={"transparent": transparent}), shared=True)
 
 
 def _bind(settings: Settings) -> socket.socket:

@@ -27,6 +27,7 @@ _OVERHEAD = 600
 """Bytes that an entry costs beside its answer: facts in memory, part of its vector."""
 HOT_BYTES = 64 << 20
 SWEEP_SECONDS = 30.0
+FOLLOW_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,19 @@ class Answers:
     """
 
     def __init__(
-        self, store: AnswerStore, size: int, deadline: float, metrics: Metrics, semantic: Semantic | None = None
+        self,
+        store: AnswerStore,
+        size: int,
+        deadline: float,
+        metrics: Metrics,
+        semantic: Semantic | None = None,
+        shared: bool = False,
     ) -> None:
+        """`shared`: other processes write to the same store, and what they remember is wanted here too."""
         self._store = store
         self.semantic = semantic
         """Set before `open`; None: exact answers only."""
+        self._shared = shared
         self._size_limit = size
         self._deadline = deadline
         self._metrics = metrics
@@ -77,7 +86,7 @@ class Answers:
         self._to_delete: list[bytes] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = False
-        self._sweeper: asyncio.Task[None] | None = None
+        self._chores: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
         """Load what earlier runs stored and still lives, and build the semantic index from it."""
@@ -103,12 +112,14 @@ class Answers:
         self._evict()
         self._publish_size()
         self._flush_soon()
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._chores = [asyncio.create_task(self._sweep())]
+        if self._shared:
+            self._chores.append(asyncio.create_task(self._follow()))
 
     async def close(self) -> None:
         """Write what is waiting to be written."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for chore in self._chores:
+            chore.cancel()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         self._reader.shutdown()
@@ -287,6 +298,34 @@ class Answers:
             self._forget([key for key, known in self._known.items() if known.expires <= now])
             self._publish_size()
 
+    async def _follow(self) -> None:
+        """Learn what other workers have stored."""
+        loop = asyncio.get_running_loop()
+        embedder = self.semantic.fingerprint if self.semantic is not None else ""
+        newest = max((known.created for known in self._known.values()), default=0.0)
+        while True:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            since = newest - 10 * FOLLOW_SECONDS  # entries become visible a little after their time of creation
+            try:
+                rows = await loop.run_in_executor(self._reader, self._news, since, embedder)
+            except Exception:
+                self._fault("store")
+                continue
+            for key, facts, vector in rows:
+                newest = max(newest, facts.created)
+                mine = self._known.get(key)
+                if facts.expires <= time.time() or (mine is not None and mine.created >= facts.created):
+                    continue
+                self._forget([key], delete=False)
+                self._known[key] = facts
+                self._bytes += facts.size + _OVERHEAD
+                if self.semantic is not None and vector is not None:
+                    _ignore_result(self.semantic.add(facts.scope, key, "", vector))
+            self._evict()
+
+    def _news(self, since: float, embedder: str) -> list[tuple[bytes, Known, bytes | None]]:
+        return list(self._store.since(since, embedder))
+
     async def _write(self, entry: Entry, coming: asyncio.Future[bytes | None] | None) -> None:
         if coming is not None and self.semantic is not None:
             try:
@@ -351,5 +390,5 @@ def _size(entry: Entry) -> int:
     return len(entry.body) + len(entry.question or "")
 
 
-def _ignore_result(future: asyncio.Future[None]) -> None:
+def _ignore_result(future: asyncio.Future[Any]) -> None:
     future.add_done_callback(lambda done: done.cancelled() or done.exception())

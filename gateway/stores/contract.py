@@ -52,6 +52,10 @@ class AnswerStore(Protocol):
         """(key, scope, vector) of every entry that this encoder embedded."""
         ...
 
+    def since(self, created: float, embedder: str) -> Iterator[tuple[bytes, Known, bytes | None]]:
+        """Key, facts, and vector by this encoder, of what was stored from this time on."""
+        ...
+
     def get(self, key: bytes) -> Entry | None: ...
 
     def put(self, entries: Sequence[Entry]) -> None:

@@ -21,6 +21,12 @@ CREATE INDEX IF NOT EXISTS answers_created ON answers (created);
 """
 _COLUMNS = "key, scope, tenant, surface, model, backend, question, body, has_usage, created, expires, vector, embedder"
 
+_FACTS = "created, expires, length(body) + coalesce(length(question), 0), scope, has_usage"
+
+
+def _known(created: float, expires: float, size: int, scope: bytes, has_usage: int) -> Known:
+    return Known(created, expires, size, scope, bool(has_usage))
+
 
 class SQLiteAnswers:
     """An `AnswerStore` in a file. Thread-safe: one connection for reading, one for writing, each behind a lock."""
@@ -36,12 +42,14 @@ class SQLiteAnswers:
         self._reader, self._read_lock = _connect(path), threading.Lock()
 
     def known(self) -> Iterator[tuple[bytes, Known]]:
-        rows = self._rows(
-            "SELECT key, created, expires, length(body) + coalesce(length(question), 0), scope, has_usage"
-            " FROM answers ORDER BY created"
-        )
-        for key, created, expires, size, scope, has_usage in rows:
-            yield key, Known(created, expires, size, scope, bool(has_usage))
+        for key, *facts in self._rows(f"SELECT key, {_FACTS} FROM answers ORDER BY created"):
+            yield key, _known(*facts)
+
+    def since(self, created: float, embedder: str) -> Iterator[tuple[bytes, Known, bytes | None]]:
+        vector = "CASE WHEN embedder = ? THEN vector END"
+        query = f"SELECT key, {vector}, {_FACTS} FROM answers WHERE created >= ? ORDER BY created"
+        for key, found, *facts in self._rows(query, embedder, created):
+            yield key, _known(*facts), found
 
     def vectors(self, embedder: str) -> Iterator[tuple[bytes, bytes, bytes]]:
         query = "SELECT key, scope, vector FROM answers WHERE vector IS NOT NULL AND embedder = ?"
