@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,20 +38,22 @@ def main() -> None:
 
 def serve(name: str, config: EngineConfig, data: Path, listen: str) -> None:
     """Load the model and serve it until a signal comes. Exits with a line for the operator when it cannot."""
-    # Read by OpenMP when torch is loaded. Threads that wait by spinning gain nothing measurable on an idle machine and
-    # bring a busy one (two engines, or the gateway beside one, on two cores) to a standstill.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Read by OpenMP when torch is loaded. Its threads wait for work by spinning: without a limit they bring a machine
+    # with other things to do to a standstill, without any spinning each of a step's 300 products is woken for.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     import uvicorn
 
     from backends.engine.load import load
     from backends.engine.server import EngineServer
 
+    thread = ThreadPoolExecutor(1, "engine")
     logging.basicConfig(level=logging.INFO, format=f"engine {name}: %(message)s")
     try:
-        loaded = load(config, data, logging.getLogger("hitherto.engine").info)
+        loaded = thread.submit(load, config, data, logging.getLogger("hitherto.engine").info).result()
     except (ValueError, OSError) as error:
         _fail(f"engine {name}: {error}")
-    server = EngineServer(loaded, config, name)
+    server = EngineServer(loaded, config, name, thread)
     where = _address(listen)
     options: dict[str, Any] = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 30}
     # Not uvicorn.run, which at its end removes the socket's path, whoever may have made it by then. Idle connections

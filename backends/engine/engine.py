@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from backends.engine.blocks import BlockPool
@@ -45,7 +45,8 @@ class Engine:
     """Computes sequences. `submit` and `cancel` may be called from any thread; emissions come from the engine's own.
 
     `flush` is called after each step that emitted something, so that a listener can be woken once per step; `crashed`
-    if the engine thread dies, which nothing can mend but a new process.
+    if the engine thread dies, which nothing can mend but a new process. `thread` is where the model was loaded: OpenMP
+    keeps a set of workers for each thread that computes, and with two sets on the same cores takes itself for crowded.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Engine:
         config: EngineConfig,
         flush: Callable[[], None] = lambda: None,
         crashed: Callable[[], None] = lambda: None,
+        thread: ThreadPoolExecutor | None = None,
     ) -> None:
         self.loaded = loaded
         self._reuse = config.prefix_cache
@@ -64,7 +66,8 @@ class Engine:
         self.cache = PrefixCache(pool, loaded.root, config.block)
         self.scheduler = Scheduler(self.cache, Limits(config.max_running, config.step_tokens))
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = thread or ThreadPoolExecutor(1, "engine")
+        self._running: Future[None] | None = None
         self._steps = 0
         self._stopping = False
 
@@ -74,13 +77,14 @@ class Engine:
         return min(self.loaded.context, self.scheduler.capacity())
 
     def start(self) -> None:
-        self._thread.start()
+        self._running = self._thread.submit(self._run)
 
     def stop(self) -> None:
         """Finish the step in progress and end the thread; sequences under way are cancelled."""
         self._stopping = True
         self._inbox.put(None)
-        self._thread.join()
+        if self._running is not None:
+            self._running.result()
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence whose length was checked against `longest`. Raises `EngineFull`."""

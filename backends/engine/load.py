@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from backends.engine import attention, models, verify
+from backends.engine import attention, models, packing, verify
 from backends.engine.attention import SPAN
 from backends.engine.config import EngineConfig
 from backends.engine.kv_pool import KVPool, block_bytes
@@ -57,6 +57,8 @@ def load(config: EngineConfig, data: Path, say: Callable[[str], None]) -> Loaded
         reference = model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0].float()
     pool = _pool(config, model.config, dtype, device)
     model.set_attn_implementation(attention.NAME)
+    if device.type == "cpu":
+        packing.pack(model)
     runner = Runner(model, pool)
     needed = verify.scratch_blocks(len(prompt), pool) + 1
     if pool.blocks < needed:

@@ -12,6 +12,7 @@ import torch
 from backends.engine import attention
 from backends.engine.attention import SPAN, Group, Step, round_up
 from backends.engine.kv_pool import KVPool
+from backends.engine.packing import PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +114,18 @@ def _safe_rows(model: Any) -> list[bool]:
     """
     limit, rows = 32, 256
     safe = [True] * limit
-    layers = {module.weight.shape: module for module in model.modules() if isinstance(module, torch.nn.Linear)}
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear | PackedLinear)]
+    layers = {(module.in_features, module.out_features): module for module in linear}
     generator = torch.Generator().manual_seed(0)
     for layer in layers.values():
         if layer.out_features > 8 * layer.in_features and len(layers) > 1:
             continue  # the head over the vocabulary: large, and the same kernels as the others
-        inputs = torch.randn((rows, layer.in_features), generator=generator).to(layer.weight.dtype)
+        inputs = torch.randn((1, rows, layer.in_features), generator=generator).to(model.dtype)
         reference = layer(inputs)
         for count in range(1, limit):
             starts = range(0, rows - count + 1, count)
             safe[count] = safe[count] and all(
-                torch.equal(layer(inputs[start : start + count]), reference[start : start + count]) for start in starts
+                torch.equal(layer(inputs[:, start : start + count]), reference[:, start : start + count])
+                for start in starts
             )
     return safe

@@ -9,6 +9,7 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import orjson
@@ -39,13 +40,13 @@ class EngineError(Exception):
 class EngineServer:
     """An ASGI application around one engine. `model_name` is what `/v1/models` tells."""
 
-    def __init__(self, loaded: Loaded, config: EngineConfig, model_name: str) -> None:
+    def __init__(self, loaded: Loaded, config: EngineConfig, model_name: str, thread: ThreadPoolExecutor) -> None:
         self.text = loaded.text
         self.eos = loaded.eos
         self.model_name = model_name
         self._outbox: list[tuple[asyncio.Queue[Emission], Emission]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.engine = Engine(loaded, config, self._flush, crashed=lambda: os._exit(70))
+        self.engine = Engine(loaded, config, self._flush, lambda: os._exit(70), thread)
         self.vocabulary = loaded.vocabulary
         self.info = {
             "dtype": loaded.dtype,

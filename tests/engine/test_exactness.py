@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,9 @@ class Bench:
         from transformers import AutoModelForCausalLM
 
         config = EngineConfig(model=str(folder), dtype=dtype, block=BLOCK, kv=KVConfig(device="512MiB"))  # type: ignore[arg-type]
-        self.loaded = load(config, folder, lambda line: None)
-        self.engine = Engine(self.loaded, config)
+        thread = ThreadPoolExecutor(1)
+        self.loaded = thread.submit(load, config, folder, lambda line: None).result()
+        self.engine = Engine(self.loaded, config, thread=thread)
         self.engine.start()
         self.reference: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
