@@ -45,15 +45,17 @@ def serve(name: str, config: EngineConfig, data: Path, listen: str) -> None:
     import uvicorn
 
     from backends.engine.load import load
+    from backends.engine.lower import build_tiers
     from backends.engine.server import EngineServer
 
     thread = ThreadPoolExecutor(1, "engine")
     logging.basicConfig(level=logging.INFO, format=f"engine {name}: %(message)s")
     try:
+        tiers = build_tiers(config.kv, data)
         loaded = thread.submit(load, config, data, logging.getLogger("hitherto.engine").info).result()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         _fail(f"engine {name}: {error}")
-    server = EngineServer(loaded, config, name, thread)
+    server = EngineServer(loaded, config, name, thread, tiers)
     where = _address(listen)
     options: dict[str, Any] = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 30}
     # Not uvicorn.run, which at its end removes the socket's path, whoever may have made it by then. Idle connections

@@ -6,6 +6,28 @@ from typing import Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
+from backends.protocol import Duration
+
+
+class DiskConfig(BaseModel):
+    """A tier in files."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str
+    """A folder; relative to the data folder."""
+    size: ByteSize = Field(gt=0)
+
+
+class RedisConfig(BaseModel):
+    """A tier in Redis, shared by several engines."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    url: str
+    size: ByteSize = Field(gt=0)
+    timeout: Duration = 0.5
+
 
 class KVConfig(BaseModel):
     """Memory for KV. `device` is reserved when the engine starts and never exceeded."""
@@ -13,6 +35,14 @@ class KVConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     device: ByteSize = Field(default=ByteSize(1 << 30), gt=0)
+    ram: ByteSize | None = Field(default=None, gt=0)
+    """A tier in the engine's memory, beside the device; of use with a GPU."""
+    disk: DiskConfig | None = None
+    redis: RedisConfig | None = None
+    ttl: Duration = 7 * 86400.0
+    """Blocks in lower tiers that were stored longer ago are gone."""
+    deadline: Duration = 2.0
+    """The longest that a request waits for lower tiers before it computes."""
 
 
 class EngineConfig(BaseModel):

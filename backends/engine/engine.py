@@ -6,17 +6,21 @@ import logging
 import queue
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Sequence_
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from backends.engine.blocks import BlockPool
 from backends.engine.config import EngineConfig
 from backends.engine.load import Loaded
+from backends.engine.lower import Lower
 from backends.engine.prefix_cache import PrefixCache
 from backends.engine.runner import Piece
 from backends.engine.sampler import sample
 from backends.engine.scheduler import Chunk, Limits, Scheduler
 from backends.engine.sequence import Emission, Sequence
+from backends.engine.tiers.contract import Tier
+from backends.engine.tiers.ladder import Ladder
 
 log = logging.getLogger("hitherto.engine")
 
@@ -56,6 +60,7 @@ class Engine:
         flush: Callable[[], None] = lambda: None,
         crashed: Callable[[], None] = lambda: None,
         thread: ThreadPoolExecutor | None = None,
+        tiers: Sequence_[Tier] = (),
     ) -> None:
         self.loaded = loaded
         self._reuse = config.prefix_cache
@@ -64,8 +69,14 @@ class Engine:
         self._crashed = crashed
         pool = BlockPool(loaded.runner.pool.blocks - 1)
         self.cache = PrefixCache(pool, loaded.root, config.block)
-        self.scheduler = Scheduler(self.cache, Limits(config.max_running, config.step_tokens))
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.lower: Lower | None = None
+        if tiers and config.prefix_cache:
+            ladder = Ladder(tiers, loaded.root)
+            self.lower = Lower(ladder, self.cache, loaded.runner.pool, config.kv.deadline, self._inbox.put)
+        limits = Limits(config.max_running, config.step_tokens)
+        look_below = self.lower.look if self.lower else lambda *_: False
+        self.scheduler = Scheduler(self.cache, limits, look_below)
         self._thread = thread or ThreadPoolExecutor(1, "engine")
         self._running: Future[None] | None = None
         self._steps = 0
@@ -85,6 +96,8 @@ class Engine:
         self._inbox.put(None)
         if self._running is not None:
             self._running.result()
+        if self.lower is not None:
+            self.lower.ladder.close()
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence whose length was checked against `longest`. Raises `EngineFull`."""
@@ -116,12 +129,28 @@ class Engine:
             steps=self._steps,
         )
 
+    def tier_stats(self) -> dict[str, dict[str, float]]:
+        """What was seen of each lower tier."""
+        if self.lower is None:
+            return {}
+        return {
+            state.tier.name: {
+                "hits": state.hits,
+                "faults": state.faults,
+                "unsound": state.unsound,
+                "skipped": state.skipped,
+                "loaded_bytes": state.loaded_bytes,
+                "load_seconds": state.load_seconds,
+            }
+            for state in self.lower.ladder.states
+        }
+
     def step(self) -> None:
         """One forward pass over whatever the scheduler planned."""
         chunks = self.scheduler.schedule()
         if not chunks:
             return
-        sampling = [chunk for chunk in chunks if chunk.samples]
+        sampling, started = [chunk for chunk in chunks if chunk.samples], time.monotonic()
         try:
             logits = self.loaded.runner.run(
                 [
@@ -138,7 +167,10 @@ class Engine:
             log.exception("a step failed; its %d requests are ended", len(chunks))
             self._fail(chunks, f"{type(error).__name__}: {error}")
             return
+        before = [chunk.sequence.published for chunk in chunks]
         self.scheduler.computed(chunks)
+        if self.lower is not None:
+            self._tell_lower(chunks, before, time.monotonic() - started)
         for chunk, (token, logprobs) in zip(sampling, tokens, strict=True):
             sequence = chunk.sequence
             sequence.tokens.append(token)
@@ -149,6 +181,16 @@ class Engine:
         if not self._reuse:
             self.cache.pool.drop_cached()
         self._steps += 1
+
+    def _tell_lower(self, chunks: list[Chunk], before: list[int], seconds: float) -> None:
+        """Hand new blocks on, and tell how fast prompts are computed."""
+        assert self.lower is not None
+        for chunk, published in zip(chunks, before, strict=True):
+            self.lower.published(chunk.sequence, published, chunk.sequence.published)
+        tokens = sum(chunk.end - chunk.start for chunk in chunks)
+        if tokens >= 2 * self.cache.block_size:  # a step that was about prompts
+            rate, old = tokens / seconds, self.lower.ladder.prefill_rate
+            self.lower.ladder.prefill_rate = rate if old is None else old + 0.3 * (rate - old)
 
     def _fail(self, chunks: list[Chunk], reason: str) -> None:
         for chunk in chunks:
@@ -165,6 +207,8 @@ class Engine:
     def _loop(self) -> None:
         while not self._stopping:
             self._drain(wait=self.scheduler.idle)
+            if self.lower is not None:
+                self.lower.give_up_late()
             started = time.monotonic()
             self.step()
             self._flush()

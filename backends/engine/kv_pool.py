@@ -48,6 +48,15 @@ class KVPool:
         self._rows.index_copy_(0, slots + offset, key.reshape(-1, width))
         self._rows.index_copy_(0, slots + (offset + self.block_size), value.reshape(-1, width))
 
+    def read_block(self, block: int) -> bytes:
+        """The bytes of a block."""
+        return self.data[block].view(torch.uint8).cpu().numpy().tobytes()
+
+    def write_block(self, block: int, payload: memoryview) -> None:
+        """Fill a block with bytes that `read_block` gave."""
+        source = torch.frombuffer(bytearray(payload), dtype=self.data.dtype)
+        self.data[block].copy_(source.view(self.data[block].shape))
+
     def gather(self, layer: int, tables: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of `layer` for block tables `[sequences, n]`, each as `[sequences, heads, n × block_size, dim]`."""
         count, length = tables.shape

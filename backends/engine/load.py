@@ -72,6 +72,9 @@ def load(config: EngineConfig, data: Path, say: Callable[[str], None]) -> Loaded
         "dtype": str(dtype),
         "block": str(config.block),
         "device": device.type,
+        # Other kernels give other bits, and a shared tier may be filled by another machine.
+        "kernels": torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else torch.cuda.get_device_name(),
+        "torch": torch.__version__,
     }
     eos = model.generation_config.eos_token_id
     eos_ids = {eos} if isinstance(eos, int) else set(eos or ())

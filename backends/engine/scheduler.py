@@ -9,6 +9,7 @@ out, the youngest sequence goes back to the queue and recomputes later (as vLLM'
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from backends.engine.prefix_cache import PrefixCache, extend_chain, salted
@@ -49,10 +50,15 @@ class Counters:
 class Scheduler:
     """Owns the queue, the running set and every sequence's block table."""
 
-    def __init__(self, cache: PrefixCache, limits: Limits) -> None:
+    def __init__(
+        self, cache: PrefixCache, limits: Limits, look_below: Callable[[Sequence, int], bool] = lambda *_: False
+    ) -> None:
+        """`look_below(sequence, matched)` may begin a search for the blocks after the matched ones in lower tiers; True
+        if it did: then the sequence waits until its `loading` is taken back."""
         self.cache = cache
         self.pool = cache.pool
         self.limits = limits
+        self._look_below = look_below
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.counters = Counters()
@@ -107,12 +113,19 @@ class Scheduler:
         for sequence in list(self.waiting):
             if budget <= 0 or len(self.running) >= self.limits.max_running:
                 return
+            if sequence.loading:
+                continue
             self._extend(sequence)
             matched = self.cache.match(sequence.tokens, sequence.chain)
             following = sequence.chain[len(matched) : (len(sequence.tokens) - 1) // self.cache.block_size]
             if following and following[0] in pending:
                 self.counters.follower_waits += 1
                 continue  # its leader publishes the block within a step or two
+            if following and not sequence.looked_below:
+                sequence.looked_below = True
+                sequence.loading = self._look_below(sequence, len(matched))
+                if sequence.loading:
+                    continue
             needed = -(-len(sequence.tokens) // self.cache.block_size) - len(matched)
             reserve = len(self.running)  # every running sequence may need one more block at any time
             matched_cached = sum(1 for block in matched if not self.pool.in_use(block))

@@ -78,6 +78,10 @@ class Sequence:
     """Tokens found in the prefix cache when it was first scheduled."""
     sampler_state: Any = None
     cancelled: bool = False
+    looked_below: bool = False
+    """Lower tiers were asked for its missing blocks; they are asked once."""
+    loading: bool = False
+    """Waits for lower tiers."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)

@@ -9,6 +9,7 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator
+from collections.abc import Sequence as Sequence_
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +22,7 @@ from backends.engine.load import Loaded
 from backends.engine.request import BadRequest, ChatRequest, parse_chat
 from backends.engine.sequence import Emission, SamplingParams, Sequence, TokenLogprobs
 from backends.engine.text import Detokenizer, StopStrings, TemplateError, Text
+from backends.engine.tiers.contract import Tier
 
 log = logging.getLogger("hitherto.engine")
 
@@ -40,13 +42,20 @@ class EngineError(Exception):
 class EngineServer:
     """An ASGI application around one engine. `model_name` is what `/v1/models` tells."""
 
-    def __init__(self, loaded: Loaded, config: EngineConfig, model_name: str, thread: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        config: EngineConfig,
+        model_name: str,
+        thread: ThreadPoolExecutor,
+        tiers: Sequence_[Tier] = (),
+    ) -> None:
         self.text = loaded.text
         self.eos = loaded.eos
         self.model_name = model_name
         self._outbox: list[tuple[asyncio.Queue[Emission], Emission]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.engine = Engine(loaded, config, self._flush, lambda: os._exit(70), thread)
+        self.engine = Engine(loaded, config, self._flush, lambda: os._exit(70), thread, tiers)
         self.vocabulary = loaded.vocabulary
         self.info = {
             "dtype": loaded.dtype,
@@ -64,7 +73,8 @@ class EngineServer:
         if route == ("POST", "/v1/chat/completions"):
             await self._guarded(self._chat, scope, receive, send)
         elif route == ("GET", "/health"):
-            await asgi.send_json(send, 200, {"status": "ok", **self.info, **dataclasses.asdict(self.engine.stats())})
+            state = {"status": "ok", **self.info, **dataclasses.asdict(self.engine.stats())}
+            await asgi.send_json(send, 200, {**state, "tiers": self.engine.tier_stats()})
         elif route == ("GET", "/v1/models"):
             card = {"id": self.model_name, "object": "model", "created": 0, "owned_by": "hitherto"}
             await asgi.send_json(send, 200, {"object": "list", "data": [card]})

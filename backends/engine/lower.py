@@ -1,0 +1,129 @@
+"""Between the engine's step loop and the lower tiers: what is written behind, and how loaded blocks come in.
+
+Everything here runs on the engine's thread but for `build_tiers`. A loaded block enters the device pool as a cached
+block like any other, so the scheduler needs no second way to find it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from backends.engine.config import KVConfig
+from backends.engine.kv_pool import KVPool
+from backends.engine.prefix_cache import PrefixCache
+from backends.engine.sequence import Sequence
+from backends.engine.tiers.contract import Tier
+from backends.engine.tiers.ladder import Ladder, Load, Wanted
+
+log = logging.getLogger("hitherto.engine")
+
+
+def build_tiers(config: KVConfig, data: Path) -> list[Tier]:
+    """The configured tiers, fastest first. Raises OSError or ImportError."""
+    tiers: list[Tier] = []
+    if config.ram:
+        from backends.engine.tiers.ram import RamTier
+
+        tiers.append(RamTier(int(config.ram), config.ttl))
+    if config.disk:
+        from backends.engine.tiers.disk import DiskTier
+
+        tiers.append(DiskTier(data / Path(config.disk.path).expanduser(), int(config.disk.size), config.ttl))
+    if config.redis:
+        from backends.engine.tiers.redis import RedisTier
+
+        tiers.append(RedisTier(config.redis.url, int(config.redis.size), config.ttl, timeout=config.redis.timeout))
+    return tiers
+
+
+@dataclass
+class _Waiting:
+    sequence: Sequence
+    load: Load
+    deadline: float
+
+
+class Lower:
+    """The lower tiers of one engine. `post` runs something on the engine's thread between two steps."""
+
+    def __init__(
+        self,
+        ladder: Ladder,
+        cache: PrefixCache,
+        pool: KVPool,
+        deadline: float,
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self.ladder = ladder
+        self.loaded_tokens = 0
+        self.late = 0
+        """Loads that missed their deadline."""
+        self._cache, self._pool, self._deadline, self._post = cache, pool, deadline, post
+        self._waiting: list[_Waiting] = []
+        self._known: set[bytes] = set()
+
+    def look(self, sequence: Sequence, matched: int) -> bool:
+        """Begin to look for the blocks of a prompt after the matched ones."""
+        size = self._cache.block_size
+        last = (len(sequence.tokens) - 1) // size
+        wanted = [
+            Wanted(sequence.chain[index], tuple(sequence.tokens[index * size : (index + 1) * size]))
+            for index in range(matched, last)
+        ]
+        load = self.ladder.find(wanted, lambda done: self._post(lambda: self._arrived(done)))
+        self._waiting.append(_Waiting(sequence, load, time.monotonic() + self._deadline))
+        return True
+
+    def published(self, sequence: Sequence, start: int, end: int) -> None:
+        """Blocks `start … end-1` of a sequence have become findable on the device: write them behind."""
+        size = self._cache.block_size
+        for index in range(start, end):
+            key = sequence.chain[index]
+            if key not in self._known:
+                self._known.add(key)
+                tokens = tuple(sequence.tokens[index * size : (index + 1) * size])
+                self.ladder.store(Wanted(key, tokens), self._pool.read_block(sequence.table[index]))
+        if len(self._known) > 100_000:
+            self._known.clear()  # at worst some blocks are written once more
+
+    def give_up_late(self) -> None:
+        """Let sequences go whose loads are past their deadline: they compute."""
+        now = time.monotonic()
+        for waiting in [item for item in self._waiting if item.deadline <= now]:
+            waiting.load.abandoned = True
+            self.late += 1
+            self._release(waiting)
+
+    def forget(self) -> None:
+        """Empty every tier."""
+        self._known.clear()
+        self.ladder.clear()
+
+    def _arrived(self, load: Load) -> None:
+        """Blocks came: make them cached blocks of the device, as many as have room."""
+        waiting = next((item for item in self._waiting if item.load is load), None)
+        if waiting is None:
+            return  # too late
+        pool = self._cache.pool
+        for block, payload in zip(load.wanted, load.payloads, strict=False):
+            if pool.find(block.key, block.tokens) is not None:
+                continue
+            if len(payload) != self._pool.data[0].nbytes:
+                break
+            allocated = pool.allocate(1)
+            if allocated is None:
+                break
+            self._pool.write_block(allocated[0], payload)
+            pool.publish(allocated[0], block.key, block.tokens)
+            pool.release(allocated)
+            self._known.add(block.key)
+            self.loaded_tokens += len(block.tokens)
+        self._release(waiting)
+
+    def _release(self, waiting: _Waiting) -> None:
+        self._waiting.remove(waiting)
+        waiting.sequence.loading = False

@@ -1,0 +1,146 @@
+"""Lower tiers under the real engine: found after a restart, shared through Redis, harmless when they fail."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from backends.engine.config import DiskConfig, EngineConfig, KVConfig, RedisConfig
+from backends.engine.engine import Engine
+from backends.engine.load import Loaded, load
+from backends.engine.lower import build_tiers
+from backends.engine.sequence import Emission, SamplingParams, Sequence
+from tests.conftest import eventually
+from tests.servers import RedisServer
+
+SYSTEM = "You are a careful assistant who answers in one short sentence. " * 20
+
+
+@pytest.fixture(scope="module")
+def thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1)
+
+
+@pytest.fixture(scope="module")
+def loaded(model_folder: Path, thread: ThreadPoolExecutor) -> Loaded:
+    config = EngineConfig(model=str(model_folder), dtype="bfloat16", kv=KVConfig(device=256 << 20))  # type: ignore[arg-type]
+    return thread.submit(load, config, model_folder, lambda line: None).result()
+
+
+@contextmanager
+def engine(loaded: Loaded, thread: ThreadPoolExecutor, data: Path, **kv: object) -> Iterator[Engine]:
+    """A fresh engine (its device pool is empty) over the same model and the given tiers."""
+    settings = KVConfig(device=256 << 20, **kv)  # type: ignore[arg-type]
+    config = EngineConfig(model="x", kv=settings)
+    engine = Engine(loaded, config, thread=thread, tiers=build_tiers(settings, data))
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.stop()
+        engine.cache.pool.check_integrity()
+
+
+def ask(engine: Engine, question: str, tokens: int = 12) -> tuple[list[int], int]:
+    """Output tokens, and how many of the prompt were cached."""
+    prompt = engine.loaded.text.encode_chat(
+        [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    )
+    output: list[int] = []
+    done = threading.Event()
+
+    def emit(emission: Emission) -> None:
+        assert emission.finish != "error", emission.error
+        if emission.token is not None:
+            output.append(emission.token)
+        if emission.finish:
+            done.set()
+
+    sequence = Sequence("x", prompt, SamplingParams(tokens, temperature=0.0), emit=emit, eos=engine.loaded.eos)
+    engine.submit(sequence)
+    assert done.wait(60)
+    return output, sequence.cached_tokens or 0
+
+
+DISK = {"disk": DiskConfig(path="kv", size=1 << 30)}  # type: ignore[arg-type]
+
+
+def test_a_restart_finds_its_prefixes_on_disk(loaded: Loaded, thread: ThreadPoolExecutor, tmp_path: Path) -> None:
+    with engine(loaded, thread, tmp_path, **DISK) as first:
+        cold, none = ask(first, "What is the capital of France?")
+    with engine(loaded, thread, tmp_path, **DISK) as second:
+        warm, cached = ask(second, "What is the capital of France?")
+        assert none == 0 and cached > 200 and warm == cold
+        assert second.tier_stats()["disk"]["hits"] == cached / 32
+        other, also = ask(second, "Name a fruit.")
+        assert also > 200
+    with engine(loaded, thread, tmp_path) as plain:
+        assert ask(plain, "Name a fruit.")[0] == other
+
+
+def test_a_spoiled_file_is_recomputed_around(loaded: Loaded, thread: ThreadPoolExecutor, tmp_path: Path) -> None:
+    with engine(loaded, thread, tmp_path, **DISK) as first:
+        cold, _ = ask(first, "Who wrote Hamlet?")
+    files = sorted((tmp_path / "kv").glob("??/*.kv"))
+    for path in files:
+        path.write_bytes(path.read_bytes()[:-5] + b"spoil")
+    with engine(loaded, thread, tmp_path, **DISK) as second:
+        warm, cached = ask(second, "Who wrote Hamlet?")
+        assert warm == cold and cached == 0 and second.tier_stats()["disk"]["unsound"] >= 1
+
+
+def test_a_second_engine_finds_them_in_redis_and_lives_without_it(
+    loaded: Loaded, thread: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    with RedisServer(tmp_path) as server:
+        shared = {"redis": RedisConfig(url=server.url, size=1 << 30, timeout=0.3), "deadline": 1.0}  # type: ignore[arg-type]
+        with engine(loaded, thread, tmp_path, **shared) as first:
+            cold, _ = ask(first, "Is water wet?")
+        with engine(loaded, thread, tmp_path, **shared) as second:
+            warm, cached = ask(second, "Is water wet?")
+            assert warm == cold and cached > 200
+        with engine(loaded, thread, tmp_path, **shared) as third:
+            server.pause()
+            slow, cached = ask(third, "Is water wet?")
+            assert slow == cold and cached == 0
+            server.resume()
+            assert eventually(lambda: third.tier_stats()["redis"]["faults"] >= 1)
+    with engine(loaded, thread, tmp_path, **shared) as fourth:
+        gone, cached = ask(fourth, "Is water wet?")
+        assert gone == cold and cached == 0
+
+
+def test_a_load_past_its_deadline_is_not_waited_for(loaded: Loaded, thread: ThreadPoolExecutor, tmp_path: Path) -> None:
+    with engine(loaded, thread, tmp_path, **DISK) as first:
+        cold, _ = ask(first, "Why is the sky blue?")
+    with engine(loaded, thread, tmp_path, **DISK, deadline=0.05) as second:
+        assert second.lower is not None
+        second.lower.ladder._at_once(lambda: time.sleep(1.0))
+        warm, cached = ask(second, "Why is the sky blue?")
+        assert warm == cold and cached == 0 and second.lower.late == 1
+
+
+def test_a_cancelled_request_leaves_a_load_behind_that_harms_nobody(
+    loaded: Loaded, thread: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    with engine(loaded, thread, tmp_path, **DISK) as first:
+        cold, _ = ask(first, "List three colours.")
+    with engine(loaded, thread, tmp_path, **DISK) as second:
+        assert second.lower is not None
+        second.lower.ladder._at_once(lambda: time.sleep(0.3))
+        prompt = loaded.text.encode_chat(
+            [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "List three colours."}]
+        )
+        gone = Sequence("gone", prompt, SamplingParams(4))
+        second.submit(gone)
+        time.sleep(0.1)
+        second.cancel(gone)
+        warm, cached = ask(second, "List three colours.")
+        assert warm == cold and cached > 200
+        assert eventually(lambda: second.cache.pool.available == second.cache.pool.total)
