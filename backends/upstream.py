@@ -77,10 +77,9 @@ class Upstream:
         connect_timeout: float = 5.0,
         idle_timeout: float = 600.0,
         starting: Callable[[], str | None] = lambda: None,
-        identity: str = "",
     ) -> None:
         self.name, self.kind = name, kind
-        self.identity = identity or base
+        self.identity = base
         self._base = base.rstrip("/")
         self._key = key
         self._socket = socket

@@ -22,7 +22,6 @@ class SentenceEncoder:
         import torch
         from sentence_transformers import SentenceTransformer
 
-        self._threads = threads
         path = _path(spec)
         torch.set_num_threads(threads)
         try:

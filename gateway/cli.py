@@ -78,10 +78,8 @@ def engine(
     except ValidationError as error:
         first = error.errors()[0]
         raise CommandError(f"--{first['loc'][0]}: {first['msg']}") from error
-    try:
-        from backends.engine.__main__ import serve as serve_engine
-    except ImportError as error:
-        raise CommandError(f"the engine needs more packages: {error}; install hitherto[engine]") from error
+    from backends.engine.__main__ import serve as serve_engine
+
     serve_engine(name, settings, data.expanduser(), listen)
 
 
@@ -112,6 +110,19 @@ def prepare(config_file: ConfigOption = None) -> None:
             from backends.engine.models import resolve
 
             typer.echo(f"{backend.model}: {resolve(backend.model, settings.data, typer.echo)}")
+
+
+@app.command()
+def verify(
+    config_file: ConfigOption = None,
+    backend: Annotated[str | None, typer.Option(help="Which engine; the first one if not given.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A file, one prompt a line; 50 of our own if not given.")] = None,
+) -> None:
+    """Compare cached with uncached output, token by token, over prompts and every KV tier."""
+    from gateway.verify import run
+
+    if not run(load_settings(config_file, None), backend, prompts):
+        raise typer.Exit(1)
 
 
 cache_app = typer.Typer(no_args_is_help=True, help="Look into the answer cache.")
@@ -170,6 +181,8 @@ def main() -> None:
     except typer.Abort:
         sys.exit(130)
     except Exception as error:
+        if isinstance(error, ImportError):
+            error = CommandError(f"{error}; this command needs more packages: install hitherto[all]")
         usage = getattr(error, "format_message", None)  # typer's own errors of usage
         if usage is None and not isinstance(error, ValueError | CommandError | OSError):
             raise

@@ -111,5 +111,5 @@ def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
 
 def _refuse_dot_segments(path: str) -> None:
     """`/v1/../admin` is no path of the API; an upstream that resolves it would be asked outside of its base URL."""
-    if any(unquote(segment) in (".", "..") for segment in re.split(r"/|%2f|\\\\|%5c", path, flags=re.IGNORECASE)):
+    if any(unquote(segment) in (".", "..") for segment in re.split(r"/|%2f|\\|%5c", path, flags=re.IGNORECASE)):
         raise MalformedRequest(f"the path /v1{path} has . or .. segments")

@@ -26,14 +26,6 @@ class NotCached(Exception):
     """`Cache-Control: only-if-cached`, and nothing was found."""
 
 
-class Unauthorized(Exception):
-    """A credential is needed and none, or an unknown one, was sent."""
-
-
-class ShuttingDown(Exception):
-    """The gateway is draining."""
-
-
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """How a failed request is answered."""
@@ -60,10 +52,8 @@ _TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (MalformedRequest, 400, "invalid_request_error", None),
     (MalformedControl, 400, "invalid_request_error", "invalid_cache_control"),
     (asgi.BodyTooLarge, 413, "invalid_request_error", "request_too_large"),
-    (Unauthorized, 401, "authentication_error", "invalid_api_key"),
     (UnknownModel, 404, "invalid_request_error", "model_not_found"),
     (NotCached, 504, "cache_error", "not_cached"),
-    (ShuttingDown, 503, "server_error", "shutting_down"),
     (BackendStarting, 503, "server_error", "backend_starting"),
     (BackendTimeout, 504, "server_error", "upstream_timeout"),
     (BackendInterrupted, 502, "server_error", "upstream_interrupted"),
@@ -76,8 +66,6 @@ def refusal(error: Exception) -> Refusal:
     for kind, status, name, code in _TABLE:
         if isinstance(error, kind):
             retry_after = error.retry_after if isinstance(error, BackendError) else None
-            if isinstance(error, ShuttingDown):
-                retry_after = 1.0
             message = str(error) or kind.__name__
             return Refusal(status, name, message, getattr(error, "param", None), code, retry_after)
     return Refusal(500, "server_error", "an internal error; the gateway's log has the details", code="internal_error")

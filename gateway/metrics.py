@@ -1,4 +1,4 @@
-"""Every Prometheus series, declared once. Names are part of the public contract (README, docs/metrics.md)."""
+"""Every Prometheus series, declared once. Names are part of the public contract (docs/configuration.md)."""
 
 from __future__ import annotations
 

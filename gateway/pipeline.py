@@ -64,6 +64,8 @@ class Served:
     overhead: float = 0.0
     first: float | None = None
     """When the first body byte went out."""
+    complete: bool = False
+    """Whether the last one did."""
 
 
 class Pipeline:

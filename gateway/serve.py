@@ -39,9 +39,7 @@ def run(settings: Settings, workers: int, access_log: bool) -> None:
         "lifespan": "on",
     }
     logs.setup(access_log)
-    # A full collection walks every stored answer's facts: 100 ms and more, for everybody. What is made per request is
-    # freed by reference counts.
-    gc.set_threshold(50_000, 20, 50)
+    _collect_garbage_rarely()
     if workers == 1:
         server = _Server(uvicorn.Config(create_app(settings), **options))
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:  # uvloop where there is one
@@ -72,9 +70,16 @@ class _Server(uvicorn.Server):
 def worker() -> Application:
     """The application of one of several worker processes."""
     logs.setup(bool(os.environ[_ACCESS_LOG]))
+    _collect_garbage_rarely()
     settings = Settings.model_validate_json(os.environ[_SETTINGS])
     transparent = os.environ[_TRANSPARENT] or None
     return create_app(settings.model_copy(update={"transparent": transparent}), shared=True)
+
+
+def _collect_garbage_rarely() -> None:
+    """A full collection walks every stored answer's facts: 100 ms and more, for everybody. What is made per request is
+    freed by reference counts."""
+    gc.set_threshold(50_000, 20, 50)
 
 
 def _bind(settings: Settings) -> socket.socket:

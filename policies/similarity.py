@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Callable
 
 _UNITS = (
@@ -167,13 +166,13 @@ def negations(text: str) -> tuple[str, ...]:
     )
 
 
-def verbatim(text: str) -> Counter[str]:
-    """Words that mean something else in another spelling, which an uncased encoder cannot see.
+def verbatim(text: str) -> tuple[str, ...]:
+    """Words that mean something else in another spelling, which an uncased encoder cannot see, in order.
 
     Capitals behind the first letter (MB and Mb, AIDS and aids), single letters (-o and -O) but for the pronoun and the
     article, and letters outside ASCII (año and ano).
     """
-    return Counter(
+    return tuple(
         word
         for word in _words(text)
         if not word.isascii() or word[1:] != word[1:].lower() or (len(word) == 1 and word not in "aAI")
@@ -187,6 +186,13 @@ GUARDS: tuple[tuple[str, Callable[[str], object]], ...] = (
 )
 
 
+def reordered(question: str, other: str) -> bool:
+    """Whether the same words that carry meaning stand in another order: "Paris bigger than London" and the reverse."""
+    ours, theirs = ([word for word in map(str.lower, _words(text)) if word not in _EMPTY] for text in (question, other))
+    return ours != theirs and sorted(ours) == sorted(theirs)
+
+
 def veto(question: str, other: str) -> str:
     """The name of the first guard that keeps these two questions apart, or empty."""
-    return next((name for name, guard in GUARDS if guard(question) != guard(other)), "")
+    differing = next((name for name, guard in GUARDS if guard(question) != guard(other)), "")
+    return differing or ("order" if reordered(question, other) else "")

@@ -14,6 +14,7 @@ from backends.protocol import Answer, Usage, View
 SURFACE = "openai-chat"
 DONE = b"data: [DONE]\n\n"
 USAGE_COMMENT = b": hitherto-usage "
+"""An SSE comment by which our engine tells the usage of every stream, asked for or not; SSE clients skip comments."""
 _COMPLETE = frozenset({"stop", "tool_calls", "function_call"})
 _PER_DELIVERY = frozenset({"id", "created", "obfuscation"})
 _CHOICE_CORE = frozenset({"index", "delta", "message", "finish_reason", "logprobs"})

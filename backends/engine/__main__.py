@@ -42,15 +42,15 @@ def serve(name: str, config: EngineConfig, data: Path, listen: str) -> None:
     # with other things to do to a standstill, without any spinning each of a step's 300 products is woken for.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    import uvicorn
-
-    from backends.engine.load import load
-    from backends.engine.lower import build_tiers
-    from backends.engine.server import EngineServer
-
     thread = ThreadPoolExecutor(1, "engine")
     logging.basicConfig(level=logging.INFO, format=f"engine {name}: %(message)s")
     try:
+        import uvicorn
+
+        from backends.engine.load import load
+        from backends.engine.lower import build_tiers
+        from backends.engine.server import EngineServer
+
         tiers = build_tiers(config.kv, data)
         loaded = thread.submit(load, config, data, logging.getLogger("hitherto.engine").info).result()
     except (ValueError, OSError, ImportError) as error:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
 
 from backends.protocol import Duration
 
@@ -25,8 +26,18 @@ class RedisConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     url: str
+    """`redis://HOST:PORT/DB` or `rediss://…`; no password here."""
+    password: str | None = Field(default=None, pattern=r"^env:\w+$")
+    """`env:NAME`, the name of an environment variable."""
     size: ByteSize = Field(gt=0)
     timeout: Duration = 0.5
+
+    @field_validator("url")
+    @classmethod
+    def _no_secret(cls, value: str) -> str:
+        if urlsplit(value).scheme not in ("redis", "rediss", "unix") or "@" in value:
+            raise ValueError("a Redis URL looks like redis://HOST:6379/0; its password goes into `password: env:NAME`")
+        return value
 
 
 class KVConfig(BaseModel):
@@ -58,7 +69,7 @@ class EngineConfig(BaseModel):
     """`auto`: bfloat16 where the processor computes it natively, else float32."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; None leaves torch's choice, one per core."""
-    block: int = Field(default=32, ge=4, le=256)
+    block: int = Field(default=16, ge=4, le=256)
     """Tokens per KV block, the unit of prefix reuse; it must divide 256."""
     prefix_cache: bool = True
     max_running: int = Field(default=32, ge=1)

@@ -107,7 +107,6 @@ class Engine:
 
     def cancel(self, sequence: Sequence) -> None:
         """Stop computing for it. Nothing is emitted any more once the engine has seen this."""
-        sequence.cancelled = True
         self._inbox.put(lambda: self.scheduler.finish(sequence))
 
     def run_on_engine_thread(self, action: Callable[[], None]) -> None:

@@ -7,12 +7,13 @@ block like any other, so the scheduler needs no second way to find it.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends.engine.config import KVConfig
+from backends.engine.config import KVConfig, RedisConfig
 from backends.engine.kv_pool import KVPool
 from backends.engine.prefix_cache import PrefixCache
 from backends.engine.sequence import Sequence
@@ -34,10 +35,19 @@ def build_tiers(config: KVConfig, data: Path) -> list[Tier]:
 
         tiers.append(DiskTier(data / Path(config.disk.path).expanduser(), int(config.disk.size), config.ttl))
     if config.redis:
-        from backends.engine.tiers.redis import RedisTier
-
-        tiers.append(RedisTier(config.redis.url, int(config.redis.size), config.ttl, timeout=config.redis.timeout))
+        tiers.append(redis_tier(config.redis, config.ttl))
     return tiers
+
+
+def redis_tier(config: RedisConfig, ttl: float, prefix: str = "hitherto:kv:") -> Tier:
+    """The tier in Redis, with its password from the environment. Raises ValueError if that is not there."""
+    from backends.engine.tiers.redis import RedisTier
+
+    name = (config.password or "").removeprefix("env:")
+    password = os.environ.get(name)
+    if name and not password:
+        raise ValueError(f"kv.redis.password: the environment variable {name} is not set")
+    return RedisTier(config.url, int(config.size), ttl, password=password, prefix=prefix, timeout=config.timeout)
 
 
 @dataclass
@@ -59,12 +69,10 @@ class Lower:
         post: Callable[[Callable[[], None]], None],
     ) -> None:
         self.ladder = ladder
-        self.loaded_tokens = 0
         self.late = 0
         """Loads that missed their deadline."""
         self._cache, self._pool, self._deadline, self._post = cache, pool, deadline, post
         self._waiting: list[_Waiting] = []
-        self._known: set[bytes] = set()
 
     def look(self, sequence: Sequence, matched: int) -> bool:
         """Begin to look for the blocks of a prompt after the matched ones."""
@@ -82,13 +90,8 @@ class Lower:
         """Blocks `start … end-1` of a sequence have become findable on the device: write them behind."""
         size = self._cache.block_size
         for index in range(start, end):
-            key = sequence.chain[index]
-            if key not in self._known:
-                self._known.add(key)
-                tokens = tuple(sequence.tokens[index * size : (index + 1) * size])
-                self.ladder.store(Wanted(key, tokens), self._pool.read_block(sequence.table[index]))
-        if len(self._known) > 100_000:
-            self._known.clear()  # at worst some blocks are written once more
+            block = Wanted(sequence.chain[index], tuple(sequence.tokens[index * size : (index + 1) * size]))
+            self.ladder.store(block, self._pool.read_block(sequence.table[index]))
 
     def give_up_late(self) -> None:
         """Let sequences go whose loads are past their deadline: they compute."""
@@ -100,7 +103,6 @@ class Lower:
 
     def forget(self) -> None:
         """Empty every tier."""
-        self._known.clear()
         self.ladder.clear()
 
     def _arrived(self, load: Load) -> None:
@@ -120,8 +122,6 @@ class Lower:
             self._pool.write_block(allocated[0], payload)
             pool.publish(allocated[0], block.key, block.tokens)
             pool.release(allocated)
-            self._known.add(block.key)
-            self.loaded_tokens += len(block.tokens)
         self._release(waiting)
 
     def _release(self, waiting: _Waiting) -> None:

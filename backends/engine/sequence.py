@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -64,7 +63,6 @@ class Sequence:
     salt: str = ""
     emit: Callable[[Emission], None] = lambda emission: None
     eos: frozenset[int] = frozenset()
-    arrived: float = field(default_factory=time.monotonic)
 
     state: State = State.WAITING
     tokens: list[int] = field(default_factory=list)
@@ -77,7 +75,6 @@ class Sequence:
     cached_tokens: int | None = None
     """Tokens found in the prefix cache when it was first scheduled."""
     sampler_state: Any = None
-    cancelled: bool = False
     looked_below: bool = False
     """Lower tiers were asked for its missing blocks; they are asked once."""
     loading: bool = False

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from backends import asgi
+from backends.dialects.openai_chat import USAGE_COMMENT
 from backends.engine.config import EngineConfig
 from backends.engine.engine import Engine, EngineFull
 from backends.engine.load import Loaded
@@ -27,8 +28,6 @@ from backends.engine.tiers.contract import Tier
 log = logging.getLogger("hitherto.engine")
 
 BODY_LIMIT = 32 << 20
-USAGE_COMMENT = b": hitherto-usage "
-"""An SSE comment that carries the usage of every stream, asked for or not; SSE clients skip comments."""
 
 
 class EngineError(Exception):

@@ -44,6 +44,7 @@ class Supervisor:
 
     def start(self) -> None:
         _private_folder(self._folder)
+        self._lock = self.socket.with_suffix(".lock").open("w")
         self._task = asyncio.create_task(self._supervise(), name=f"supervise {self.name}")
 
     async def stop(self) -> None:
@@ -58,7 +59,7 @@ class Supervisor:
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def _supervise(self) -> None:
-        with self.socket.with_suffix(".lock").open("w") as lock:
+        with self._lock as lock:
             while not _try_lock(lock.fileno()):  # noqa: ASYNC110 — a file lock has no event to wait for
                 await asyncio.sleep(1.0)  # another worker supervises; take over if it ends
             try:

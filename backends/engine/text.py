@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ class Text:
         from transformers import AutoTokenizer
 
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self._lock = threading.Lock()
         self._special = set(self.tokenizer.all_special_ids)
         added = sorted(self.tokenizer.get_added_vocab(), key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, added))) if added else None
+        # What looks like one of our stand-ins is hidden too, or it would be taken for one.
+        self._control = re.compile("|".join([*map(re.escape, added), "[\ue0f0\ue0f1]"]))
         decoder = type(getattr(self.tokenizer.backend_tokenizer, "decoder", None)).__name__
         self._byte_level = _byte_level_table() if decoder == "ByteLevel" else {}
 
@@ -36,8 +39,9 @@ class Text:
         except Exception as error:  # jinja2 errors and the template's own raise_exception
             raise TemplateError(f"messages do not fit the model's chat template: {error}") from error
         tokens: list[int] = []
-        for piece, verbatim in hidden.pieces(rendered):
-            tokens += self.tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=verbatim)
+        with self._lock:  # `split_special_tokens` is a switch on the shared tokenizer, not an argument of the call
+            for piece, verbatim in hidden.pieces(rendered):
+                tokens += self.tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=verbatim)
         return tokens
 
     def token_text(self, token: int) -> str:
@@ -65,12 +69,12 @@ class _Hidden:
     template, and the name itself is tokenised as plain text. Other texts are not touched.
     """
 
-    def __init__(self, control: re.Pattern[str] | None) -> None:
+    def __init__(self, control: re.Pattern[str]) -> None:
         self._control = control
         self._names: list[str] = []
 
     def hide(self, text: str) -> str:
-        return self._control.sub(self._stand_in, text) if self._control else text
+        return self._control.sub(self._stand_in, text)
 
     def _stand_in(self, match: re.Match[str]) -> str:
         self._names.append(match[0])

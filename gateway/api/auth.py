@@ -47,4 +47,6 @@ class TransparentAuth:
         if not credentials:
             return Tenant("anonymous")
         digest = hashlib.blake2b(repr(sorted(credentials.items())).encode(), digest_size=16, person=b"hitherto-tenant")
-        return Tenant(f"key-{digest.hexdigest()}", credentials)
+        ours = {"proxy-authorization"}  # for this hop only (RFC 9110 section 11.7.2)
+        sent = {name: value for name, value in credentials.items() if name not in ours}
+        return Tenant(f"key-{digest.hexdigest()}", sent)

@@ -17,6 +17,9 @@ from gateway.pipeline import Incoming, Served
 
 log = logging.getLogger("hitherto")
 
+CLIENT_GONE = 499
+"""What the metrics and the log call a request whose client left before there was an answer, as nginx does."""
+
 
 class Endpoint(ABC):
     """One route of the hot path. Subclasses say how a request is served."""
@@ -44,8 +47,10 @@ class Endpoint(ABC):
             return
         started = time.perf_counter()
         served: Served | None = None
+        refused = False
+        watch = asgi.HangupWatch(receive)
         try:
-            async with asgi.HangupWatch(receive) as watch:
+            async with watch:
                 try:
                     served = await self.serve(Incoming(scope, headers, body, self._auth.tenant(headers), watch))
                     await _send(served, request_id, send)
@@ -54,11 +59,13 @@ class Endpoint(ABC):
                         # The head is sent; the server cuts the connection of a response that does not end.
                         log.warning("request %s: the response broke off: %s", request_id, error)
                     else:
-                        served = None
+                        served, refused = None, True
                         await self._refuse(error, request_id, started, send)
         finally:
+            if watch.gone and served is None and not refused:
+                served = Served(CLIENT_GONE, [], cache="none", started=started)
             if served is not None:
-                self._account(served, request_id)
+                self._account(served, request_id, watch.gone)
 
     async def _refuse(self, error: Exception, request_id: str, started: float, send: asgi.Send) -> None:
         refusal = errors.refusal(error)
@@ -72,7 +79,7 @@ class Endpoint(ABC):
             {"request_id": request_id, "status": refusal.status, "error": refusal.message, "seconds": seconds}
         )
 
-    def _account(self, served: Served, request_id: str) -> None:
+    def _account(self, served: Served, request_id: str, gone: bool) -> None:
         now = time.perf_counter()
         series = self._series(served.tenant, served.model, served.backend, served.cache, served.status)
         series.requests.inc()
@@ -91,9 +98,9 @@ class Endpoint(ABC):
         }
         usage = served.answer.usage if served.answer is not None else None
         cached = max(0, min(usage.cached or 0, usage.prompt)) if usage is not None else 0
-        if served.first is None:
+        if gone and not served.complete:
             line["client_gone"] = True
-        else:
+        if served.first is not None:
             (series.ttft_hit if cached else series.ttft_miss).observe(served.first - served.started)
             line["ttft"] = round(served.first - served.started, 6)
         if usage is not None:
@@ -115,6 +122,7 @@ async def _send(served: Served, request_id: str, send: asgi.Send) -> None:
     if served.body is not None:
         served.first = time.perf_counter()
         await asgi.send_bytes(send, served.status, head, served.body)
+        served.complete = True
         return
     assert served.chunks is not None
     async with aclosing(served.chunks) as chunks:
@@ -127,3 +135,4 @@ async def _send(served: Served, request_id: str, send: asgi.Send) -> None:
         served.first = time.perf_counter()
         await send({"type": "http.response.start", "status": served.status, "headers": head})
     await send({"type": "http.response.body", "body": b""})
+    served.complete = True

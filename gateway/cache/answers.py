@@ -83,15 +83,18 @@ class Answers:
         self._reader = ThreadPoolExecutor(2, "answers-read")
         self._writer = ThreadPoolExecutor(1, "answers-write")
         self._to_write: list[Entry] = []
-        self._to_delete: list[bytes] = []
+        self._to_delete: list[tuple[bytes, float]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = False
+        self._followed = 0
+        """The number of the newest write that we know of."""
         self._chores: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
         """Load what earlier runs stored and still lives, and build the semantic index from it."""
         loop = asyncio.get_running_loop()
         try:
+            self._followed = await loop.run_in_executor(self._reader, self._store.last)
             known = await loop.run_in_executor(self._reader, lambda: list(self._store.known()))
         except Exception:
             self._fault("store")
@@ -102,7 +105,7 @@ class Answers:
                 self._known[key] = facts
                 self._bytes += facts.size + _OVERHEAD
             else:
-                self._to_delete.append(key)
+                self._to_delete.append((key, facts.created))
         if self.semantic is not None:
             try:
                 await self.semantic.warm()
@@ -142,7 +145,10 @@ class Answers:
             return self._counted("exact", Lookup("exact", entry=entry))
         if not readable.semantic or self.semantic is None:
             return self._counted("exact", Lookup("miss", unfit or readable.reason or "semantic-unavailable"))
-        return self._counted("semantic", await self._lookup_semantic(question))
+        lookup = await self._lookup_semantic(question)
+        if lookup.entry is None and unfit:
+            lookup.reason = unfit  # there was an exact entry, and this is why it was not served
+        return self._counted("semantic", lookup)
 
     def remember(
         self, question: Question, lookup: Lookup, backend: str, status: int, answer: Answer, complete: bool = True
@@ -245,9 +251,11 @@ class Answers:
             entry = await loop.run_in_executor(self._reader, self._store.get, key)
             if self._known.get(key) is not known:
                 return None, "changed"  # replaced or evicted while we read
-            if entry is None or entry.created != known.created:
+            if entry is None or entry.created < known.created:
                 self._forget([key])  # never written, or an older answer under this key
                 return None, "lost"
+            if entry.created > known.created:
+                return None, "changed"  # another worker's; we shall hear of it
             self._warm_up(entry)
         self._known.move_to_end(key)
         return entry, ""
@@ -276,14 +284,14 @@ class Answers:
             known = self._known.pop(key, None)
             if known is not None:
                 self._bytes -= known.size + _OVERHEAD
-                gone.append(key)
+                gone.append((key, known.created))
             hot = self._hot.pop(key, None)
             if hot is not None:
                 self._hot_bytes -= _size(hot)
         if delete and gone:
             self._to_delete += gone
             if self.semantic is not None:
-                _ignore_result(self.semantic.remove(gone))
+                _ignore_result(self.semantic.remove([key for key, _ in gone]))
             self._flush_soon()
 
     def _evict(self) -> None:
@@ -302,17 +310,15 @@ class Answers:
         """Learn what other workers have stored."""
         loop = asyncio.get_running_loop()
         embedder = self.semantic.fingerprint if self.semantic is not None else ""
-        newest = max((known.created for known in self._known.values()), default=0.0)
         while True:
             await asyncio.sleep(FOLLOW_SECONDS)
-            since = newest - 10 * FOLLOW_SECONDS  # entries become visible a little after their time of creation
             try:
-                rows = await loop.run_in_executor(self._reader, self._news, since, embedder)
+                rows = await loop.run_in_executor(self._reader, self._news, self._followed, embedder)
             except Exception:
                 self._fault("store")
                 continue
-            for key, facts, vector in rows:
-                newest = max(newest, facts.created)
+            for number, key, facts, vector in rows:
+                self._followed = number
                 mine = self._known.get(key)
                 if facts.expires <= time.time() or (mine is not None and mine.created >= facts.created):
                     continue
@@ -323,8 +329,8 @@ class Answers:
                     _ignore_result(self.semantic.add(facts.scope, key, "", vector))
             self._evict()
 
-    def _news(self, since: float, embedder: str) -> list[tuple[bytes, Known, bytes | None]]:
-        return list(self._store.since(since, embedder))
+    def _news(self, number: int, embedder: str) -> list[tuple[int, bytes, Known, bytes | None]]:
+        return list(self._store.since(number, embedder))
 
     async def _write(self, entry: Entry, coming: asyncio.Future[bytes | None] | None) -> None:
         if coming is not None and self.semantic is not None:
@@ -356,11 +362,9 @@ class Answers:
                 entries, self._to_write = self._to_write, []
                 keys, self._to_delete = self._to_delete, []
                 live = [entry for entry in entries if self._is_current(entry)]
-                kept = {entry.key for entry in live}
-                gone = [key for key in keys if key not in kept and key not in self._known]
                 try:
-                    if gone:
-                        await loop.run_in_executor(self._writer, self._store.delete, gone)
+                    if keys:
+                        await loop.run_in_executor(self._writer, self._store.delete, keys)
                     if live:
                         await loop.run_in_executor(self._writer, self._store.put, live)
                 except Exception:

@@ -52,16 +52,22 @@ class AnswerStore(Protocol):
         """(key, scope, vector) of every entry that this encoder embedded."""
         ...
 
-    def since(self, created: float, embedder: str) -> Iterator[tuple[bytes, Known, bytes | None]]:
-        """Key, facts, and vector by this encoder, of what was stored from this time on."""
+    def last(self) -> int:
+        """The number of the newest write; 0 if there was none."""
+        ...
+
+    def since(self, number: int, embedder: str) -> Iterator[tuple[int, bytes, Known, bytes | None]]:
+        """Number of the write, key, facts, and vector by this encoder, of what was written after that number."""
         ...
 
     def get(self, key: bytes) -> Entry | None: ...
 
     def put(self, entries: Sequence[Entry]) -> None:
-        """Store all or none; durable when it returns (against a crash of the process)."""
+        """Store all or none, except over newer ones; durable when it returns (against a crash of the process)."""
         ...
 
-    def delete(self, keys: Sequence[bytes]) -> None: ...
+    def delete(self, keys: Sequence[tuple[bytes, float]]) -> None:
+        """Delete the entries with these keys, unless they were created after the time given with each."""
+        ...
 
     def close(self) -> None: ...

@@ -10,17 +10,19 @@ from typing import Any
 
 from gateway.stores.contract import Entry, Known
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
-    key BLOB PRIMARY KEY, scope BLOB NOT NULL, tenant TEXT NOT NULL, surface TEXT NOT NULL, model TEXT NOT NULL,
+    number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE,
+    scope BLOB NOT NULL, tenant TEXT NOT NULL, surface TEXT NOT NULL, model TEXT NOT NULL,
     backend TEXT NOT NULL, question TEXT, body BLOB NOT NULL, has_usage INTEGER NOT NULL,
     created REAL NOT NULL, expires REAL NOT NULL, vector BLOB, embedder TEXT NOT NULL
-) WITHOUT ROWID;
+);
 CREATE INDEX IF NOT EXISTS answers_created ON answers (created);
 """
 _COLUMNS = "key, scope, tenant, surface, model, backend, question, body, has_usage, created, expires, vector, embedder"
 
+_DELETE = "DELETE FROM answers WHERE key = ? AND created <= ?"  # a newer one is another worker's, and stays
 _FACTS = "created, expires, length(body) + coalesce(length(question), 0), scope, has_usage"
 
 
@@ -45,11 +47,14 @@ class SQLiteAnswers:
         for key, *facts in self._rows(f"SELECT key, {_FACTS} FROM answers ORDER BY created"):
             yield key, _known(*facts)
 
-    def since(self, created: float, embedder: str) -> Iterator[tuple[bytes, Known, bytes | None]]:
+    def last(self) -> int:
+        return int(next(iter(self._rows("SELECT coalesce(max(number), 0) FROM answers")))[0])
+
+    def since(self, number: int, embedder: str) -> Iterator[tuple[int, bytes, Known, bytes | None]]:
         vector = "CASE WHEN embedder = ? THEN vector END"
-        query = f"SELECT key, {vector}, {_FACTS} FROM answers WHERE created >= ? ORDER BY created"
-        for key, found, *facts in self._rows(query, embedder, created):
-            yield key, _known(*facts), found
+        query = f"SELECT number, key, {vector}, {_FACTS} FROM answers WHERE number > ? ORDER BY number"
+        for written, key, found, *facts in self._rows(query, embedder, number):
+            yield written, key, _known(*facts), found
 
     def vectors(self, embedder: str) -> Iterator[tuple[bytes, bytes, bytes]]:
         query = "SELECT key, scope, vector FROM answers WHERE vector IS NOT NULL AND embedder = ?"
@@ -69,12 +74,14 @@ class SQLiteAnswers:
              e.expires, e.vector, e.embedder)
             for e in entries
         ]  # fmt: skip
+        replaced = [(e.key, e.created) for e in entries]
         with self._write_lock, self._writer:
-            self._writer.executemany(f"INSERT OR REPLACE INTO answers ({_COLUMNS}) VALUES ({'?, ' * 12}?)", rows)
+            self._writer.executemany(_DELETE, replaced)
+            self._writer.executemany(f"INSERT OR IGNORE INTO answers ({_COLUMNS}) VALUES ({'?, ' * 12}?)", rows)
 
-    def delete(self, keys: Sequence[bytes]) -> None:
+    def delete(self, keys: Sequence[tuple[bytes, float]]) -> None:
         with self._write_lock, self._writer:
-            self._writer.executemany("DELETE FROM answers WHERE key = ?", [(key,) for key in keys])
+            self._writer.executemany(_DELETE, keys)
 
     def close(self) -> None:
         with self._read_lock, self._write_lock:

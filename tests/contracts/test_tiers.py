@@ -150,10 +150,15 @@ def test_another_one_finds_what_was_left(make: Make) -> None:
 def test_disk_ignores_and_removes_what_a_crash_left(tmp_path: Path) -> None:
     DiskTier(tmp_path, LIMIT, 3600.0).put(key(1), b"whole")
     folder = tmp_path / "00"
-    for name in (f"{key(2).hex()}.123.tmp", "notes.txt", "zz.kv"):
+    foreign = {"notes.txt", "zz.kv", "thesis.tmp"}
+    for name in (f"{key(2).hex()}.123.tmp", *foreign):
         (folder / name).write_bytes(b"half")
+    (folder / "folder.kv").mkdir()
     tier = DiskTier(tmp_path, LIMIT, 3600.0)
-    assert tier.bytes_used == 5 and [path.name for path in folder.iterdir()] == [f"{key(1).hex()}.kv"]
+    assert tier.bytes_used == 5
+    assert {path.name for path in folder.iterdir()} == {f"{key(1).hex()}.kv", "folder.kv", *foreign}, (
+        "others' files stay"
+    )
 
 
 def test_disk_opened_with_a_smaller_limit_shrinks(tmp_path: Path) -> None:

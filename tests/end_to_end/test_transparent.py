@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
 import threading
 import time
@@ -204,6 +205,8 @@ def test_a_client_that_hangs_up_stops_the_upstream(gateway: Gateway, upstream: F
     with pytest.raises(httpx.ReadTimeout):
         gateway.client.post("/v1/chat/completions", json=body, headers=AUTH, timeout=0.25)
     assert eventually(lambda: upstream.app.seen and upstream.app.seen[-1].gone, 3)
+    assert eventually(lambda: '"client_gone":true' in gateway.log.splitlines()[-1])
+    assert gateway.metric("hitherto_requests_total", status="200" if stream else "499") >= 1
     upstream.app.script = Script()
     assert gateway.chat(f"bye {stream}", AUTH, stream=stream).headers["x-hitherto-cache"] == "miss"
 
@@ -270,6 +273,23 @@ def test_paths_outside_the_api_are_not_relayed(gateway: Gateway, upstream: FakeS
     reply = gateway.client.get("/etc/passwd")
     assert reply.status_code == 404 and "error" in reply.json()
     assert upstream.app.seen == []
+
+
+@pytest.mark.parametrize("path", ["/v1/../admin", "/v1/a/%2e%2e/b", "/v1/a%2f..%2fb", "/v1/..\\admin", "/v1/.%2E/x"])
+def test_paths_that_climb_are_refused(gateway: Gateway, upstream: FakeServer, path: str) -> None:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port))
+    connection.putrequest("GET", path)  # as it is: no client-side cleaning
+    connection.endheaders()
+    assert connection.getresponse().status == 400
+    assert upstream.app.seen == []
+
+
+def test_hop_by_hop_credentials_tell_tenants_apart_but_go_no_further(gateway: Gateway, upstream: FakeServer) -> None:
+    for number in range(2):
+        reply = gateway.chat("proxied", {**AUTH, "proxy-authorization": f"Basic {number}"})
+        assert reply.headers["x-hitherto-cache"] == "miss"
+        assert "proxy-authorization" not in upstream.app.seen[-1].headers
 
 
 def test_a_dead_upstream_is_a_502_that_says_so(tmp_path: Path) -> None:

@@ -195,6 +195,37 @@ async def test_a_new_answer_replaces_the_old_one_everywhere(tmp_path: Path, enco
         assert answers.semantic is not None and len(answers.semantic) == 1
 
 
+async def test_one_worker_neither_deletes_nor_misreads_what_another_one_refreshed(tmp_path: Path) -> None:
+    asked = question("q")
+    async with opened(tmp_path) as mine:
+        await remember(mine, asked, "old")
+    async with opened(tmp_path) as mine, opened(tmp_path) as theirs:
+        await remember(theirs, asked, "new")
+        await asyncio.sleep(0.3)  # written behind by now
+        assert await text_of(mine, asked) == ("miss", "changed"), "never the new body under the old one's facts"
+        mine._forget([asked.key])  # as if it had expired here
+        await asyncio.sleep(0.1)
+        theirs._hot.clear()
+        assert await text_of(theirs, asked) == ("exact", "new")
+
+
+async def test_workers_learn_of_each_others_answers_however_late_they_are_written(tmp_path: Path) -> None:
+    store = SQLiteAnswers(tmp_path / "answers.sqlite")
+    answers = Answers(store, 1 << 30, 1.0, Metrics(), shared=True)
+    await answers.open()
+    other = SQLiteAnswers(tmp_path / "answers.sqlite")
+    asked = question("q")
+    entry = Entry(asked.key, asked.scope, "t", "openai-chat", "m", "b", "q", b'{"choices":[]}', True,
+                  time.time() - 60, time.time() + 60)  # fmt: skip
+    other.put([replace(entry, key=b"x" * 32, created=time.time())])
+    await asyncio.sleep(0.5)
+    other.put([entry])  # created a minute ago, written now
+    await asyncio.sleep(0.5)
+    assert (await answers.lookup(asked)).tier == "exact"
+    other.close()
+    await answers.close()
+
+
 class Faulty(SQLiteAnswers):
     """A store whose disk is full, or whose rows cannot be read."""
 

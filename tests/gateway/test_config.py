@@ -61,6 +61,12 @@ cache: {exact: true, semantic: {threshold: 0.93, deadline: 20ms}, ttl: 24h, size
         ("backends:\n  a: {kind: openai, url: 'http://x', key: 'env:NOT_SET_ANYWHERE'}\n", 2, "NOT_SET_ANYWHERE"),
         ("backends:\n  a: {kind: openia, url: 'http://x'}\n", 2, "'engine', 'openai'"),
         ("models:\n  m: {try: [nowhere]}\nbackends: {a: {kind: openai, url: 'http://x'}}\n", 0, "no backend 'nowhere'"),
+        (
+            "backends:\n  e:\n    kind: engine\n    model: m\n    kv:\n"
+            "      redis: {url: 'redis://:sk-secret@host:6379', size: 1GiB}\n",
+            6,
+            "password: env:NAME",
+        ),
         ("listen: everywhere\n", 1, "an address looks like"),
         ("- a\n", 0, "must be a mapping"),
         ("a: [\n", 0, "not valid YAML"),

@@ -49,8 +49,26 @@ def test_known_is_oldest_first_and_vectors_belong_to_one_embedder(store: AnswerS
 
 def test_deleted_is_gone(store: AnswerStore) -> None:
     store.put([ENTRY, replace(ENTRY, key=b"k2")])
-    store.delete([b"k1", b"never"])
-    assert store.get(b"k1") is None and store.get(b"k2") is not None
+    store.delete([(b"k1", 100.0), (b"never", 100.0), (b"k2", 99.0)])
+    assert store.get(b"k1") is None and store.get(b"k2") is not None, "one that is newer stays"
+
+
+def test_an_older_answer_does_not_replace_a_newer_one(store: AnswerStore) -> None:
+    store.put([replace(ENTRY, created=120.0, body=b"new")])
+    store.put([ENTRY])
+    entry = store.get(b"k1")
+    assert entry is not None and entry.body == b"new"
+
+
+def test_writes_are_numbered_in_order_of_writing_not_of_creation(store: AnswerStore) -> None:
+    assert store.last() == 0 and list(store.since(0, "e1")) == []
+    store.put([replace(ENTRY, created=500.0)])
+    first = store.last()
+    store.put([replace(ENTRY, key=b"k2", created=1.0), replace(ENTRY, key=b"k3", embedder="e2")])
+    news = list(store.since(first, "e1"))
+    assert [(key, vector) for _, key, _, vector in news] == [(b"k2", ENTRY.vector), (b"k3", None)]
+    store.put([replace(ENTRY, created=501.0)])
+    assert [key for _, key, _, _ in store.since(news[-1][0], "e1")] == [b"k1"], "a replacement is news"
 
 
 def test_many_rows_are_read_in_pieces_while_others_are_written(store: AnswerStore) -> None:

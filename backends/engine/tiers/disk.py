@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _SUFFIX = ".kv"
+_NAME = re.compile(r"(?P<key>[0-9a-f]{64})\.(?:kv|(?P<scratch>\d+\.tmp))")
 
 
 class DiskTier:
@@ -31,16 +33,15 @@ class DiskTier:
 
     def _scan(self) -> None:
         found = []
-        for path in self._folder.glob("??/*"):
-            try:
-                facts = path.stat()
-                key = bytes.fromhex(path.name.removesuffix(_SUFFIX)) if path.suffix == _SUFFIX else b""
-            except (OSError, ValueError):
-                key = b""
-            if len(key) != 32:
-                path.unlink(missing_ok=True)  # left over from a crash, or not ours
+        for path in self._folder.glob("[0-9a-f][0-9a-f]/*"):
+            match = _NAME.fullmatch(path.name)
+            if match is None or not path.is_file():
+                continue  # not ours
+            if match["scratch"]:
+                path.unlink(missing_ok=True)  # left over from a crash
                 continue
-            found.append((facts.st_mtime, key, facts.st_size))
+            facts = path.stat()
+            found.append((facts.st_mtime, bytes.fromhex(match["key"]), facts.st_size))
         for used, key, size in sorted(found):
             self._blocks[key] = (used, size)
             self._bytes += size

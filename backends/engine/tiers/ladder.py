@@ -25,6 +25,7 @@ T = TypeVar("T")
 FAULTS_TO_OPEN = 3
 OPEN_SECONDS = 5.0
 QUEUE_BLOCKS = 256
+PROBE_EVERY = 16
 _SMOOTHING = 0.3
 
 
@@ -80,6 +81,8 @@ class Ladder:
         self.dropped = 0
         self.prefill_rate: float | None = None
         """Tokens per second that the engine computes; it says so as it learns it."""
+        self.always_load = False
+        """Load even where computing would be faster."""
         self._root, self._clock = root, clock
         self._urgent: deque[Callable[[], None]] = deque()
         self._stores: deque[tuple[Wanted, bytes]] = deque()
@@ -145,7 +148,7 @@ class Ladder:
     def _write(self, block: Wanted, payload: bytes) -> None:
         sealed = seal(self._root, block.key, block.tokens, payload)
         for state in self.states:
-            self._guarded(state, lambda tier=state.tier: tier.put(block.key, sealed))  # type: ignore[misc]
+            self._guarded(state, lambda tier=state.tier: tier.has([block.key]) or tier.put(block.key, sealed))  # type: ignore[misc]
 
     def _load(self, load: Load) -> None:
         try:
@@ -182,12 +185,14 @@ class Ladder:
 
     def _is_slower(self, state: TierState, blocks: Sequence[Wanted]) -> bool:
         """Whether computing these tokens would be done sooner than loading them."""
-        if state.bytes_per_second is None or self.prefill_rate is None or not state.hits:
+        if self.always_load or state.bytes_per_second is None or self.prefill_rate is None or not state.hits:
             return False  # nothing measured yet: this load is the measurement
         size = state.loaded_bytes / state.hits * len(blocks)
         tokens = sum(len(block.tokens) for block in blocks)
         slower = size / state.bytes_per_second > tokens / self.prefill_rate
         state.skipped += slower
+        if slower and state.skipped % PROBE_EVERY == 0:
+            return False  # speeds change, and only a load measures them
         return slower
 
     def _checked(self, state: TierState, block: Wanted, sealed: bytes | None) -> memoryview | None:

@@ -50,6 +50,7 @@ class RedisTier:
         limit: int,
         ttl: float,
         *,
+        password: str | None = None,
         prefix: str = "hitherto:kv:",
         timeout: float = 0.5,
         clock: Callable[[], float] = time.time,
@@ -58,7 +59,12 @@ class RedisTier:
 
         # No retries: a tier that does not answer is recomputed around, and the ladder's breaker gives it time.
         self._redis: Any = redis.Redis.from_url(
-            url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=None, health_check_interval=0
+            url,
+            password=password,
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
+            retry=None,
+            health_check_interval=0,
         )
         self._limit, self._ttl, self._clock = limit, ttl, clock
         self._block = f"{prefix}block:"
