@@ -20,13 +20,13 @@ from starlette.routing import Route
 from backends import asgi
 from backends.build import build
 from gateway import errors
-from gateway.api import chat, health, models, passthrough
+from gateway.api import admin, chat, health, models, passthrough
 from gateway.api.auth import OpenAuth, TransparentAuth
 from gateway.api.endpoint import Endpoint
 from gateway.cache.answers import Answers
 from gateway.cache.semantic import Semantic
 from gateway.cache.semantic import load as load_semantic
-from gateway.config import Settings
+from gateway.config import Settings, is_loopback
 from gateway.dispatch import Dispatch
 from gateway.metrics import Metrics
 from gateway.pipeline import Pipeline
@@ -78,6 +78,8 @@ def create_app(settings: Settings, shared: bool = False) -> Application:
     limit = int(settings.body_limit)
     endpoint = chat.ChatEndpoint(pipeline, auth, metrics, limit)
     app.include_router(health.router(backends, notes, metrics))
+    if is_loopback(settings.host):
+        app.include_router(admin.router(backends))
     if not settings.transparent:
         app.include_router(models.router(dispatch))
     app.router.routes.append(Route("/v1/{path:path}", passthrough.Passthrough(dispatch, auth, metrics, limit)))

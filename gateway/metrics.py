@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -59,9 +61,13 @@ class Metrics:
             "hitherto_prefix_tokens_total", "Prompt tokens by where their KV came from.", ["source"], registry=r
         )
         self.tokens = Counter("hitherto_tokens_total", "Tokens.", ["tenant", "model", "kind"], registry=r)
+        self.kv_bytes = Gauge("hitherto_kv_bytes", "Bytes of KV by tier.", ["tier"], registry=r)
+        self.kv_load_seconds = Counter("hitherto_kv_load_seconds", "Time spent loading KV.", ["tier"], registry=r)
+        self.kv_evictions = Counter("hitherto_kv_evictions_total", "KV blocks that gave way.", ["tier"], registry=r)
         self.faults = Counter("hitherto_faults_total", "Faults that were survived.", ["part"], registry=r)
 
         self._seen: dict[str, set[str]] = {}
+        self._totals: dict[tuple[int, str, str], float] = {}
 
     def request_series(
         self, tenant: str, surface: str, model: str, backend: str, cache: str, status: str
@@ -84,6 +90,21 @@ class Metrics:
             seen.add(value)
             return value
         return "other"
+
+    def engine_state(self, backend: str, state: Mapping[str, Any]) -> None:
+        """Take over what an engine told of its KV."""
+        self.kv_bytes.labels("device").set(state["cached_blocks"] * state["block_bytes"])
+        self._advance(self.kv_evictions, backend, "device", state["evictions"])
+        for tier, facts in state["tiers"].items():
+            self.kv_bytes.labels(tier).set(facts["bytes"])
+            self._advance(self.kv_load_seconds, backend, tier, facts["load_seconds"])
+
+    def _advance(self, counter: Counter, backend: str, tier: str, total: float) -> None:
+        """Bring a counter up to another process's total, which starts over when that process does."""
+        key = (id(counter), backend, tier)
+        before = self._totals.get(key, 0.0)
+        counter.labels(tier).inc(total - before if total >= before else total)
+        self._totals[key] = total
 
     def render(self) -> bytes:
         """The text exposition."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from backends.engine import models
 from backends.engine.config import EngineConfig
@@ -38,6 +39,19 @@ class EngineBackend:
 
     async def open(self, call: Call) -> Reply:
         return await self._upstream.open(call)
+
+    async def state(self) -> dict[str, Any] | None:
+        """What the engine tells of itself; None while it does not answer."""
+        try:
+            value = await self._upstream.get_json("/state")
+        except BackendError:
+            return None
+        return value if isinstance(value, dict) else None
+
+    async def purge(self) -> None:
+        """Forget all KV that no running request holds, in every tier. Raises a `BackendError`."""
+        reply = await self._upstream.open(Call("POST", "/kv/purge", "", {}, b""))
+        await reply.close()
 
     async def ready(self) -> str:
         try:

@@ -128,12 +128,26 @@ class Engine:
             steps=self._steps,
         )
 
+    def purge(self) -> Future[None]:
+        """Forget all KV that no running request holds, in every tier; done when the future is."""
+        done: Future[None] = Future()
+
+        def forget() -> None:
+            self.cache.pool.drop_cached()
+            if self.lower is not None:
+                self.lower.forget()
+            done.set_result(None)
+
+        self._inbox.put(forget)
+        return done
+
     def tier_stats(self) -> dict[str, dict[str, float]]:
         """What was seen of each lower tier."""
         if self.lower is None:
             return {}
         return {
             state.tier.name: {
+                "bytes": state.bytes_used,
                 "hits": state.hits,
                 "faults": state.faults,
                 "unsound": state.unsound,

@@ -10,6 +10,7 @@ from typing import Any
 from backends.engine.sequence import SamplingParams
 
 MAX_STOPS = 16
+MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
 
 
@@ -31,6 +32,7 @@ class ChatRequest:
     stream: bool
     include_usage: bool
     cache_salt: str
+    choices: int
 
 
 def parse_chat(body: dict[str, Any]) -> ChatRequest:
@@ -55,12 +57,11 @@ def parse_chat(body: dict[str, Any]) -> ChatRequest:
         stream=_boolean(body, "stream"),
         include_usage=bool(options.get("include_usage")),
         cache_salt=salt,
+        choices=int(_number(body, "n", 1, 1, MAX_CHOICES, whole=True)),
     )
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:
-    if _number(body, "n", 1, 1, 128, whole=True) != 1:
-        raise BadRequest("n: the built-in engine gives one choice per request", "n")
     if body.get("tools") or body.get("functions"):
         raise BadRequest("tools: the built-in engine does not call tools", "tools")
     form = body.get("response_format")
@@ -82,6 +83,7 @@ def _sampling(body: dict[str, Any]) -> SamplingParams:
         temperature=_number(body, "temperature", 1.0, 0.0, 2.0),
         top_p=_number(body, "top_p", 1.0, 0.0, 1.0),
         top_k=max(0, int(_number(body, "top_k", 0, -1, 1 << 31, whole=True))),
+        min_p=_number(body, "min_p", 0.0, 0.0, 1.0),
         presence_penalty=_number(body, "presence_penalty", 0.0, -2.0, 2.0),
         frequency_penalty=_number(body, "frequency_penalty", 0.0, -2.0, 2.0),
         logit_bias=_logit_bias(body.get("logit_bias")),

@@ -1,4 +1,4 @@
-"""From logits to tokens: penalties, temperature, top-k, top-p, seeds, logprobs."""
+"""From logits to tokens: penalties, temperature, top-k, top-p, min-p, seeds, logprobs."""
 
 from __future__ import annotations
 
@@ -94,6 +94,8 @@ def _choose(scores: torch.Tensor, sequence: Sequence) -> int:
         before = ordered.cumsum(dim=-1) - ordered
         ordered[before >= params.top_p] = 0.0  # the most likely token always stays
         probabilities, ids = ordered, order if ids is None else ids[order]
+    if params.min_p > 0.0:
+        probabilities[probabilities < params.min_p * probabilities.max()] = 0.0
     # argmax(p / e) with e ~ Exp(1) draws from p (the exponential race): one pass, no normalising.
     noise = torch.empty_like(probabilities).exponential_(generator=_state(sequence).generator)
     winner = int((probabilities / noise).argmax())

@@ -10,12 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen; the names and ranges are OpenAI's, plus `top_k` (0 is off)."""
+    """How tokens are chosen; the names and ranges are OpenAI's, plus `top_k` and `min_p` (0 is off)."""
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = field(default_factory=dict)

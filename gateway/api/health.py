@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
+from backends.engine.backend import EngineBackend
 from backends.protocol import Backend
 from gateway.metrics import Metrics
 
@@ -31,6 +32,9 @@ def router(backends: Mapping[str, Backend], notes: Mapping[str, str], metrics: M
 
     @api.get("/metrics", response_model=None)
     async def render() -> Response:
+        for name, backend in backends.items():
+            if isinstance(backend, EngineBackend) and (state := await backend.state()) is not None:
+                metrics.engine_state(name, state)
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return api

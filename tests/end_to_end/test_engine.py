@@ -135,6 +135,20 @@ def test_a_second_question_behind_a_long_system_prompt_reuses_it(sdk: openai.Ope
     assert gateway.metric("hitherto_prefix_tokens_total", source="device") >= cached
 
 
+def test_a_purge_forgets_prefixes_and_the_metrics_tell(sdk: openai.OpenAI, gateway: Gateway) -> None:
+    def cached() -> int:
+        messages = [{"role": "system", "content": SYSTEM + "Purge."}, *user("Name a bird.")]
+        headers = {"cache-control": "no-cache, no-store"}
+        usage = ask(sdk, "", messages=messages, max_tokens=2, extra_headers=headers).parse().usage
+        return int(usage.prompt_tokens_details.cached_tokens)
+
+    assert cached() < cached()
+    assert gateway.metric("hitherto_kv_bytes", tier="device") > 1 << 20
+    assert gateway.client.post("/admin/kv/purge").json() == {"purged": ["local"]}
+    assert gateway.metric("hitherto_kv_bytes", tier="device") == 0
+    assert cached() == 0
+
+
 def test_the_same_seed_says_the_same_and_another_one_something_else(sdk: openai.OpenAI) -> None:
     def say(seed: int) -> str:
         headers = {"cache-control": "no-cache, no-store"}
@@ -142,6 +156,39 @@ def test_the_same_seed_says_the_same_and_another_one_something_else(sdk: openai.
         return str(reply.parse().choices[0].message.content)
 
     assert say(1) == say(1) != say(2)
+
+
+def test_several_choices_share_the_prompt_and_differ(sdk: openai.OpenAI) -> None:
+    headers = {"cache-control": "no-cache, no-store"}
+    fields: dict[str, Any] = {"n": 3, "temperature": 1, "seed": 5, "max_tokens": 12, "extra_headers": headers}
+    whole = ask(sdk, "Write a sentence about rain.", **fields).parse()
+    texts = [choice.message.content for choice in whole.choices]
+    assert [choice.index for choice in whole.choices] == [0, 1, 2] and len(set(texts)) == 3
+    assert whole.usage.prompt_tokens < 60 and 3 <= whole.usage.completion_tokens <= 36
+    streamed = ["", "", ""]
+    for chunk in ask(sdk, "Write a sentence about rain.", stream=True, **fields).parse():
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts, "the same seed, the same texts"
+    alone = ask(sdk, "Write a sentence about rain.", **{**fields, "n": 1}).parse()
+    assert alone.choices[0].message.content == texts[0]
+
+
+def test_several_greedy_choices_are_the_same_and_cached_as_one_entry(sdk: openai.OpenAI) -> None:
+    first = ask(sdk, "What is the capital of Spain?", n=2)
+    assert len({choice.message.content for choice in first.parse().choices}) == 1
+    again = ask(sdk, "What is the capital of Spain?", n=2, stream=True)
+    assert again.headers["x-hitherto-cache"] == "exact"
+    assert {choice.index for chunk in again.parse() for choice in chunk.choices} == {0, 1}
+    assert ask(sdk, "What is the capital of Spain?").headers["x-hitherto-cache"] == "miss"
+
+
+def test_min_p_of_one_is_greedy(sdk: openai.OpenAI) -> None:
+    headers = {"cache-control": "no-cache, no-store"}
+    greedy = ask(sdk, "Name a tree.", max_tokens=8, extra_headers=headers).parse().choices[0].message.content
+    body = {"min_p": 1.0}
+    same = ask(sdk, "Name a tree.", max_tokens=8, temperature=1.5, extra_headers=headers, extra_body=body).parse()
+    assert same.choices[0].message.content == greedy
 
 
 def test_control_tokens_in_a_users_text_are_only_text(sdk: openai.OpenAI) -> None:
@@ -158,7 +205,8 @@ def test_control_tokens_in_a_users_text_are_only_text(sdk: openai.OpenAI) -> Non
         ({"temperature": 3}, "temperature", "between 0 and 2"),
         ({"top_p": "high"}, "top_p", "must be a number"),
         ({"max_tokens": 0}, "max_tokens", "between 1"),
-        ({"n": 2}, "n", "one choice"),
+        ({"n": 17}, "n", "between 1 and 16"),
+        ({"extra_body": {"min_p": 2}}, "min_p", "between 0 and 1"),
         ({"stop": [""]}, "stop", "not empty"),
         ({"top_logprobs": 3}, "top_logprobs", "logprobs: true"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),

@@ -53,6 +53,8 @@ class TierState:
     """Loads that would have been slower than computing."""
     loaded_bytes: int = 0
     load_seconds: float = 0.0
+    bytes_used: int = 0
+    """As of the last write or load: asking may cost a round trip, and belongs on the ladder's thread."""
 
     def failed(self, now: float, error: Exception) -> None:
         self.faults += 1
@@ -112,6 +114,7 @@ class Ladder:
         def work() -> None:
             for state in self.states:
                 self._guarded(state, state.tier.clear)
+                self._measure(state)
 
         with self._wake:
             self._stores.clear()
@@ -149,6 +152,12 @@ class Ladder:
         sealed = seal(self._root, block.key, block.tokens, payload)
         for state in self.states:
             self._guarded(state, lambda tier=state.tier: tier.has([block.key]) or tier.put(block.key, sealed))  # type: ignore[misc]
+            if not self._stores:
+                self._measure(state)
+
+    def _measure(self, state: TierState) -> None:
+        size = self._guarded(state, lambda: state.tier.bytes_used)
+        state.bytes_used = state.bytes_used if size is None else size
 
     def _load(self, load: Load) -> None:
         try:

@@ -1,0 +1,25 @@
+"""`/admin/*`: for operators. Served on loopback only, until admin keys come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi import APIRouter
+
+from backends.engine.backend import EngineBackend
+from backends.protocol import Backend
+
+
+def router(backends: Mapping[str, Backend]) -> APIRouter:
+    """What can be done to a running gateway."""
+    api = APIRouter(prefix="/admin")
+
+    @api.post("/kv/purge")
+    async def purge() -> dict[str, list[str]]:
+        """Forget all prefix KV, in every tier of every engine."""
+        engines = {name: backend for name, backend in backends.items() if isinstance(backend, EngineBackend)}
+        for engine in engines.values():
+            await engine.purge()
+        return {"purged": list(engines)}
+
+    return api
