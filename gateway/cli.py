@@ -125,6 +125,14 @@ def verify(
         raise typer.Exit(1)
 
 
+@app.command()
+def doctor(url: Annotated[str, typer.Option(help="A running gateway.")] = "http://127.0.0.1:8080") -> None:
+    """Say which prefixes were not reused, and which small difference in the prompts is to blame."""
+    from gateway.doctor import run
+
+    run(url)
+
+
 cache_app = typer.Typer(no_args_is_help=True, help="Look into the answer cache.")
 app.add_typer(cache_app, name="cache")
 

@@ -42,8 +42,15 @@ class EngineBackend:
 
     async def state(self) -> dict[str, Any] | None:
         """What the engine tells of itself; None while it does not answer."""
+        return await self._ask("/state")
+
+    async def doctor(self) -> dict[str, Any] | None:
+        """Why prefixes were not reused; None while it does not answer."""
+        return await self._ask("/doctor")
+
+    async def _ask(self, path: str) -> dict[str, Any] | None:
         try:
-            value = await self._upstream.get_json("/state")
+            value = await self._upstream.get_json(path)
         except BackendError:
             return None
         return value if isinstance(value, dict) else None

@@ -88,7 +88,7 @@ class Job:
             "created": int(time.time()),
             "model": request.model or model,
         }
-        self._cached = self._completion_tokens = 0
+        self.cached = self._completion_tokens = 0
 
     async def answer(self, send: asgi.Send) -> None:
         """Compute and send; leaves nothing running in the engine, however it ends."""
@@ -97,7 +97,7 @@ class Job:
                 self._engine.submit(sequence)
             pieces = self._pieces()
             first = await anext(pieces)  # a failure before the first token is still a proper HTTP error
-            headers = [(b"x-hitherto-cached-tokens", str(self._cached).encode())]
+            headers = [(b"x-hitherto-cached-tokens", str(self.cached).encode())]
             if self._request.stream:
                 await asgi.send_stream(send, 200, [asgi.SSE, *headers], self._events(first, pieces))
             else:
@@ -120,7 +120,7 @@ class Job:
                 raise EngineError(500 if emission.finish == "error" else 503, emission.error or emission.finish)
             self._completion_tokens += 1
             if index == 0:
-                self._cached = emission.cached_tokens  # the other choices reuse what the first one computes
+                self.cached = emission.cached_tokens  # the other choices reuse what the first one computes
             piece = choice.take(emission)
             if piece is not None:
                 if piece.finish:
@@ -179,7 +179,7 @@ class Job:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": self._cached},
+            "prompt_tokens_details": {"cached_tokens": self.cached},
         }
 
 

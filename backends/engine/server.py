@@ -15,6 +15,7 @@ import orjson
 
 from backends import asgi
 from backends.engine.config import EngineConfig
+from backends.engine.doctor import PrefixDoctor
 from backends.engine.engine import Engine
 from backends.engine.job import Arrival, EngineError, Job, error_body
 from backends.engine.load import Loaded
@@ -42,6 +43,7 @@ class EngineServer:
         self.text = loaded.text
         self.eos = loaded.eos
         self.model_name = model_name
+        self.doctor = PrefixDoctor(loaded.text.decode_all)
         self._outbox: list[tuple[asyncio.Queue[Arrival], Arrival]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self.engine = Engine(loaded, config, self._flush, lambda: os._exit(70), thread, tiers)
@@ -65,6 +67,8 @@ class EngineServer:
         elif route in (("GET", "/health"), ("GET", "/v1/state")):
             state = {"status": "ok", **self.info, **dataclasses.asdict(self.engine.stats())}
             await asgi.send_json(send, 200, {**state, "tiers": self.engine.tier_stats()})
+        elif route == ("GET", "/v1/doctor"):
+            await asgi.send_json(send, 200, self.doctor.report())
         elif route == ("POST", "/v1/kv/purge"):
             await asyncio.wrap_future(self.engine.purge())
             await asgi.send_json(send, 200, {"purged": True})
@@ -109,15 +113,21 @@ class EngineServer:
         if not isinstance(body, dict):
             raise BadRequest("the body must be a JSON object")
         request = parse_chat(body)
-        prompt = await asyncio.to_thread(self.text.encode_chat, request.messages)
         tenant_salt = asgi.header_map(scope).get("x-hitherto-salt", "")
         salt = f"{len(tenant_salt)}:{tenant_salt}{request.cache_salt}".removeprefix("0:")
+        prompt = await asyncio.to_thread(self._read, request, salt)
         job = Job(self.engine, self.text, request, self._sequences(request, prompt, salt), self.model_name)
         for index, sequence in enumerate(job.sequences):
             self.listen(sequence, job.arrivals, index)
         async with asgi.HangupWatch(receive) as watch:
             watch.start()
             await job.answer(send)
+        self.doctor.reused(job.cached)
+
+    def _read(self, request: ChatRequest, salt: str) -> list[int]:
+        prompt = self.text.encode_chat(request.messages)
+        self.doctor.look(prompt, salt)
+        return prompt
 
     def _sequences(self, request: ChatRequest, prompt: list[int], salt: str) -> list[Sequence]:
         """One sequence for each choice. Raises `BadRequest` where the prompt is not for this model."""

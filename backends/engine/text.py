@@ -58,6 +58,10 @@ class Text:
             return [int(byte[1], 16)]
         return list(piece.replace("▁", " ").encode())
 
+    def decode_all(self, tokens: Sequence[int]) -> str:
+        """Text with the names of control tokens, for people who look at prompts."""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
+
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 

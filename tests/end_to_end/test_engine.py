@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -147,6 +149,18 @@ def test_a_purge_forgets_prefixes_and_the_metrics_tell(sdk: openai.OpenAI, gatew
     assert gateway.client.post("/admin/kv/purge").json() == {"purged": ["local"]}
     assert gateway.metric("hitherto_kv_bytes", tier="device") == 0
     assert cached() == 0
+
+
+def test_the_doctor_finds_a_date_in_a_system_prompt(sdk: openai.OpenAI, gateway: Gateway) -> None:
+    for day in (1, 2):
+        messages = [{"role": "system", "content": f"Today is 2026-11-0{day}. {SYSTEM}"}, *user("Name a fish.")]
+        assert ask(sdk, "", messages=messages, max_tokens=2).status_code == 200
+    finding = gateway.client.get("/admin/prefix").json()["local"]["findings"][0]
+    assert finding["reason"].startswith("a date or time") and finding["lost_tokens"] > 300
+    assert "Today is 2026-11-0" in finding["before"] + finding["variants"][0]
+    command = [sys.executable, "-m", "gateway.cli", "doctor", "--url", gateway.url]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert printed.returncode == 0 and "a date or time" in printed.stdout and "reused" in printed.stdout
 
 
 def test_the_same_seed_says_the_same_and_another_one_something_else(sdk: openai.OpenAI) -> None:

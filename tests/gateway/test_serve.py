@@ -53,7 +53,9 @@ def test_mistakes_are_one_clear_line_and_exit_code_2(arguments: tuple[str, ...],
     assert result.returncode == 2 and words in result.stderr and "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("command", ["", "serve", "engine", "check", "prepare", "cache", "cache judge"])
+@pytest.mark.parametrize(
+    "command", ["", "serve", "engine", "check", "prepare", "verify", "doctor", "cache", "cache judge"]
+)
 def test_every_command_has_help(command: str) -> None:
     result = hitherto(*command.split(), "--help")
     assert result.returncode == 0 and "Usage" in result.stdout
