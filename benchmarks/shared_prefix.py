@@ -67,7 +67,7 @@ async def ask(session: aiohttp.ClientSession, url: str, system: str, question: s
             if chunk.get("usage"):
                 tally.prompt += chunk["usage"]["prompt_tokens"]
                 tally.completion += chunk["usage"]["completion_tokens"]
-                tally.cached += chunk["usage"]["prompt_tokens_details"]["cached_tokens"]
+                tally.cached += (chunk["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
 
 
 async def turn(url: str, system: str, questions: list[str], at_once: int, tally: Tally) -> None:
