@@ -11,9 +11,9 @@ from collections.abc import Sequence as Sequence_
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import orjson
-
 from backends import asgi
+from backends.dialects import openai_chat
+from backends.dialects.openai_chat import MalformedRequest
 from backends.engine.config import EngineConfig
 from backends.engine.doctor import PrefixDoctor
 from backends.engine.engine import Engine
@@ -97,6 +97,8 @@ class EngineServer:
             pass
         except asgi.BodyTooLarge:
             await _send_error(send, 413, f"the request body is over {BODY_LIMIT} bytes")
+        except MalformedRequest as error:
+            await _send_error(send, 400, str(error), error.param)
         except BadRequest as error:
             await _send_error(send, 400, str(error), error.param, error.code)
         except TemplateError as error:
@@ -106,13 +108,7 @@ class EngineServer:
 
     async def _chat(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         raw = await asgi.read_body(receive, BODY_LIMIT)
-        try:
-            body = orjson.loads(raw)
-        except orjson.JSONDecodeError as error:
-            raise BadRequest(f"the body is not JSON: {error}") from error
-        if not isinstance(body, dict):
-            raise BadRequest("the body must be a JSON object")
-        request = parse_chat(body)
+        request = parse_chat(openai_chat.parse(raw))
         tenant_salt = asgi.header_map(scope).get("x-hitherto-salt", "")
         salt = f"{len(tenant_salt)}:{tenant_salt}{request.cache_salt}".removeprefix("0:")
         prompt = await asyncio.to_thread(self._read, request, salt)

@@ -40,7 +40,6 @@ class Supervisor:
         self._process: asyncio.subprocess.Process | None = None
         self.failure = ""
         """Why the last start failed; empty while it runs."""
-        self.restarts = 0
 
     def start(self) -> None:
         _private_folder(self._folder)
@@ -53,10 +52,6 @@ class Supervisor:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def _supervise(self) -> None:
         with self._lock as lock:
@@ -75,7 +70,6 @@ class Supervisor:
                 ended = f"the engine process ended with code {await self._run_once()}"
             except OSError as error:
                 ended = f"the engine process could not be started: {error}"
-            self.restarts += 1
             failures = 1 if time.monotonic() - started > 60 else failures + 1
             pause = BACKOFF[min(failures, len(BACKOFF)) - 1]
             self.failure = f"{ended}; next start in {pause:g} s"

@@ -9,6 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from backends.engine.tiers.ram import leading
+
 _SUFFIX = ".kv"
 _NAME = re.compile(r"(?P<key>[0-9a-f]{64})\.(?:kv|(?P<scratch>\d+\.tmp))")
 
@@ -48,12 +50,7 @@ class DiskTier:
         self._make_room(0)
 
     def has(self, keys: Sequence[bytes]) -> int:
-        oldest = self._clock() - self._ttl
-        for count, key in enumerate(keys):
-            block = self._blocks.get(key)
-            if block is None or block[0] < oldest:
-                return count
-        return len(keys)
+        return leading(keys, self._blocks, self._clock() - self._ttl)
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self._read(key) for key in keys]

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def leading(keys: Sequence[bytes], blocks: Mapping[bytes, tuple[float, Any]], oldest: float) -> int:
+    """How many keys, from the first without a gap, are among `blocks` (whose values begin with when they were stored)
+    and not older than `oldest`."""
+    for count, key in enumerate(keys):
+        if key not in blocks or blocks[key][0] < oldest:
+            return count
+    return len(keys)
 
 
 class RamTier:
@@ -18,12 +28,7 @@ class RamTier:
         self._bytes = 0
 
     def has(self, keys: Sequence[bytes]) -> int:
-        oldest = self._clock() - self._ttl
-        for count, key in enumerate(keys):
-            block = self._blocks.get(key)
-            if block is None or block[0] < oldest:
-                return count
-        return len(keys)
+        return leading(keys, self._blocks, self._clock() - self._ttl)
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         oldest = self._clock() - self._ttl
