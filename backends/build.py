@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backends.config import OpenAIConfig, reveal
+from backends.config import OpenAIConfig
 from backends.engine.backend import EngineBackend
 from backends.engine.config import EngineConfig
-from backends.protocol import Backend
+from backends.protocol import Backend, reveal
 from backends.upstream import Upstream
 
 

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from backends.engine.config import EngineConfig
-from backends.protocol import Duration
-
-
-def _secret(value: object) -> object:
-    """`env:NAME`, where the variable is set. The secret itself never stands in a file, nor in the settings."""
-    if not isinstance(value, str) or not value.startswith("env:"):
-        raise ValueError("a key is given by the name of an environment variable, like env:OPENAI_API_KEY")
-    if not reveal(value):
-        raise ValueError(f"the environment variable {value.removeprefix('env:')} is not set")
-    return value
-
-
-def reveal(secret: str) -> str:
-    """The value behind `env:NAME`; empty if the variable is not set."""
-    return os.environ.get(secret.removeprefix("env:"), "")
+from backends.protocol import Duration, Secret
 
 
 def _http_url(value: object) -> object:
@@ -37,7 +22,6 @@ def _http_url(value: object) -> object:
     return value.rstrip("/")
 
 
-Secret = Annotated[str, BeforeValidator(_secret)]
 HttpUrl = Annotated[str, BeforeValidator(_http_url)]
 
 

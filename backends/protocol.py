@@ -5,6 +5,7 @@ The one module of `backends` that `policies` may import. Plain values only.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,24 @@ def parse_duration(value: object) -> object:
 
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 """Seconds, written in config files with their unit."""
+
+
+def _secret(value: object) -> object:
+    """`env:NAME`, where the variable is set. The secret itself never stands in a file, nor in the settings."""
+    if not isinstance(value, str) or not value.startswith("env:"):
+        raise ValueError("a key is given by the name of an environment variable, like env:OPENAI_API_KEY")
+    if not reveal(value):
+        raise ValueError(f"the environment variable {value.removeprefix('env:')} is not set")
+    return value
+
+
+def reveal(secret: str) -> str:
+    """The value behind `env:NAME`; empty if the variable is not set."""
+    return os.environ.get(secret.removeprefix("env:"), "")
+
+
+Secret = Annotated[str, BeforeValidator(_secret)]
+"""The name of an environment variable, as `env:NAME`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def create_app(settings: Settings, shared: bool = False) -> Application:
     store = _answer_store(settings.data / "answers.sqlite", notes)
     semantic = settings.cache.semantic
     answers = Answers(store, int(settings.cache.size), semantic.deadline if semantic else 0.0, metrics, shared=shared)
-    pipeline = Pipeline(answers, dispatch, settings.cache.rules(), metrics)
+    pipeline = Pipeline(answers, dispatch, settings.cache.rules())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

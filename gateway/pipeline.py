@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import AsyncGenerator
@@ -18,13 +17,11 @@ from gateway.cache.key import key_digest, scope_digest
 from gateway.dispatch import Dispatch, Dispatched, forwarded
 from gateway.errors import NotCached, refusal
 from gateway.logs import new_id
-from gateway.metrics import Metrics
 from policies.cacheability import CacheRules, parse_controls
 
 COPY_LIMIT = 4 << 20
 """Longer answers are relayed, but not remembered."""
 _TERMINAL = re.compile(rb"data: ?\[DONE\]\s*$")
-log = logging.getLogger("hitherto.cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +68,8 @@ class Served:
 class Pipeline:
     """Serves one chat request at a time, any number at once."""
 
-    def __init__(self, answers: Answers, dispatch: Dispatch, rules: CacheRules, metrics: Metrics) -> None:
-        self._answers, self._dispatch, self._rules, self._metrics = answers, dispatch, rules, metrics
+    def __init__(self, answers: Answers, dispatch: Dispatch, rules: CacheRules) -> None:
+        self._answers, self._dispatch, self._rules = answers, dispatch, rules
 
     async def serve(self, request: Incoming) -> Served:
         """The answer to a chat completion request, from the cache or a backend. Raises what `errors` has a word for."""
@@ -91,7 +88,7 @@ class Pipeline:
             try:
                 return self._replay(question, lookup, started)
             except Exception:  # an unreadable entry is a miss like any other cache fault
-                self._fault("replay")
+                self._answers.fault("replay")
                 lookup = Lookup("miss", "fault")
         if controls.only_if_cached:
             raise NotCached(f"only-if-cached: no stored answer ({lookup.reason})")
@@ -194,13 +191,9 @@ class Pipeline:
             status = dispatched.reply.status
             reason = self._answers.remember(question, lookup, dispatched.backend, status, answer, complete)
         except Exception:
-            self._fault("remember")
+            self._answers.fault("remember")
             reason = "fault"
         served.stored = reason or "stored"
-
-    def _fault(self, part: str) -> None:
-        self._metrics.faults.labels(part).inc()
-        log.exception("a fault in the %s part of the answer cache counts as a miss", part)
 
 
 def _renamed(name: bytes, value: bytes) -> tuple[bytes, bytes]:

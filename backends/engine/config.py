@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
 
-from backends.protocol import Duration
+from backends.protocol import Duration, Secret
 
 
 class DiskConfig(BaseModel):
@@ -27,8 +27,7 @@ class RedisConfig(BaseModel):
 
     url: str
     """`redis://HOST:PORT/DB` or `rediss://…`; no password here."""
-    password: str | None = Field(default=None, pattern=r"^env:\w+$")
-    """`env:NAME`, the name of an environment variable."""
+    password: Secret | None = None
     size: ByteSize = Field(gt=0)
     timeout: Duration = 0.5
 

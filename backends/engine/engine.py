@@ -135,7 +135,7 @@ class Engine:
         def forget() -> None:
             self.cache.pool.drop_cached()
             if self.lower is not None:
-                self.lower.forget()
+                self.lower.ladder.clear()
             done.set_result(None)
 
         self._inbox.put(forget)

@@ -6,8 +6,6 @@ block like any other, so the scheduler needs no second way to find it.
 
 from __future__ import annotations
 
-import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +17,7 @@ from backends.engine.prefix_cache import PrefixCache
 from backends.engine.sequence import Sequence
 from backends.engine.tiers.contract import Tier
 from backends.engine.tiers.ladder import Ladder, Load, Wanted
-
-log = logging.getLogger("hitherto.engine")
+from backends.protocol import reveal
 
 
 def build_tiers(config: KVConfig, data: Path) -> list[Tier]:
@@ -40,13 +37,10 @@ def build_tiers(config: KVConfig, data: Path) -> list[Tier]:
 
 
 def redis_tier(config: RedisConfig, ttl: float, prefix: str = "hitherto:kv:") -> Tier:
-    """The tier in Redis, with its password from the environment. Raises ValueError if that is not there."""
+    """The tier in Redis."""
     from backends.engine.tiers.redis import RedisTier
 
-    name = (config.password or "").removeprefix("env:")
-    password = os.environ.get(name)
-    if name and not password:
-        raise ValueError(f"kv.redis.password: the environment variable {name} is not set")
+    password = reveal(config.password) if config.password else None
     return RedisTier(config.url, int(config.size), ttl, password=password, prefix=prefix, timeout=config.timeout)
 
 
@@ -100,10 +94,6 @@ class Lower:
             waiting.load.abandoned = True
             self.late += 1
             self._release(waiting)
-
-    def forget(self) -> None:
-        """Empty every tier."""
-        self.ladder.clear()
 
     def _arrived(self, load: Load) -> None:
         """Blocks came: make them cached blocks of the device, as many as have room."""

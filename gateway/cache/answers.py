@@ -97,13 +97,12 @@ class Answers:
             self._followed = await loop.run_in_executor(self._reader, self._store.last)
             known = await loop.run_in_executor(self._reader, lambda: list(self._store.known()))
         except Exception:
-            self._fault("store")
+            self.fault("store")
             known = []
         now = time.time()
         for key, facts in known:
             if facts.expires > now:
-                self._known[key] = facts
-                self._bytes += facts.size + _OVERHEAD
+                self._know(key, facts)
             else:
                 self._to_delete.append((key, facts.created))
         if self.semantic is not None:
@@ -111,7 +110,7 @@ class Answers:
                 await self.semantic.warm()
                 await self.semantic.rebuild(self._store, self._known.__contains__)
             except Exception:
-                self._fault("index")
+                self.fault("index")
         self._evict()
         self._publish_size()
         self._flush_soon()
@@ -139,7 +138,7 @@ class Answers:
         try:
             entry, unfit = await self._fetch(question.key, question)
         except Exception:
-            self._fault("store")
+            self.fault("store")
             entry, unfit = None, "fault"
         if entry is not None:
             return self._counted("exact", Lookup("exact", entry=entry))
@@ -208,7 +207,7 @@ class Answers:
         except TimeoutError:
             lookup = Lookup("miss", "deadline")
         except Exception:
-            self._fault("semantic")
+            self.fault("semantic")
             return Lookup("miss", "fault")
         lookup.neighbours = future
         return lookup
@@ -261,13 +260,16 @@ class Answers:
         return entry, ""
 
     def _keep(self, entry: Entry) -> None:
-        self._forget([entry.key], delete=False)
-        size = _size(entry)
-        self._known[entry.key] = Known(entry.created, entry.expires, size, entry.scope, entry.has_usage)
-        self._bytes += size + _OVERHEAD
+        self._know(entry.key, Known(entry.created, entry.expires, _size(entry), entry.scope, entry.has_usage))
         self._warm_up(entry)
         self._evict()
         self._publish_size()
+
+    def _know(self, key: bytes, facts: Known) -> None:
+        """Take in the facts of an entry, in place of an older one's under the same key."""
+        self._forget([key], delete=False)
+        self._known[key] = facts
+        self._bytes += facts.size + _OVERHEAD
 
     def _warm_up(self, entry: Entry) -> None:
         if (old := self._hot.pop(entry.key, None)) is not None:
@@ -315,16 +317,14 @@ class Answers:
             try:
                 rows = await loop.run_in_executor(self._reader, self._news, self._followed, embedder)
             except Exception:
-                self._fault("store")
+                self.fault("store")
                 continue
             for number, key, facts, vector in rows:
                 self._followed = number
                 mine = self._known.get(key)
                 if facts.expires <= time.time() or (mine is not None and mine.created >= facts.created):
                     continue
-                self._forget([key], delete=False)
-                self._known[key] = facts
-                self._bytes += facts.size + _OVERHEAD
+                self._know(key, facts)
                 if self.semantic is not None and vector is not None:
                     _ignore_result(self.semantic.add(facts.scope, key, "", vector))
             self._evict()
@@ -337,7 +337,7 @@ class Answers:
             try:
                 vector = await coming
             except Exception:
-                self._fault("semantic")
+                self.fault("semantic")
             else:
                 if vector is not None:
                     entry = replace(entry, vector=vector, embedder=self.semantic.fingerprint)
@@ -368,7 +368,7 @@ class Answers:
                     if live:
                         await loop.run_in_executor(self._writer, self._store.put, live)
                 except Exception:
-                    self._fault("store")  # they live on in memory until they are evicted
+                    self.fault("store")  # they live on in memory until they are evicted
         finally:
             self._writing = False
 
@@ -385,7 +385,8 @@ class Answers:
         self._metrics.answer_entries.set(len(self._known))
         self._metrics.answer_bytes.set(self._bytes)
 
-    def _fault(self, part: str) -> None:
+    def fault(self, part: str) -> None:
+        """Count and log the exception being handled: a cache fault is a miss, never an error."""
         self._metrics.faults.labels(part).inc()
         log.exception("a fault in the %s part of the answer cache counts as a miss", part)
 
