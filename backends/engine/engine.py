@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Sequence_
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+
+import torch
 
 from backends.engine.blocks import BlockPool
 from backends.engine.config import EngineConfig
@@ -16,7 +18,7 @@ from backends.engine.load import Loaded
 from backends.engine.lower import Lower
 from backends.engine.prefix_cache import PrefixCache
 from backends.engine.runner import Piece
-from backends.engine.sampler import sample
+from backends.engine.sampler import logprobs, sample
 from backends.engine.scheduler import Chunk, Limits, Scheduler
 from backends.engine.sequence import Emission, Sequence
 from backends.engine.tiers.contract import Tier
@@ -41,7 +43,7 @@ class Stats:
     evictions: int
     preemptions: int
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: Mapping[str, int]
     steps: int
 
 
@@ -124,7 +126,7 @@ class Engine:
             evictions=pool.evictions,
             preemptions=scheduler.counters.preemptions,
             prompt_tokens=scheduler.counters.prompt_tokens,
-            cached_tokens=scheduler.counters.cached_tokens,
+            cached_tokens=dict(scheduler.counters.cached_tokens),
             steps=self._steps,
         )
 
@@ -165,30 +167,29 @@ class Engine:
             return
         sampling, started = [chunk for chunk in chunks if chunk.samples], time.monotonic()
         try:
-            logits = self.loaded.runner.run(
-                [
-                    Piece(
-                        chunk.sequence.tokens[chunk.start : chunk.end], chunk.start, chunk.sequence.table, chunk.samples
-                    )
-                    for chunk in chunks
-                ]
-            )
-            tokens = sample(logits, [chunk.sequence for chunk in sampling]) if sampling else []
+            logits = self.loaded.runner.run([_piece(chunk) for chunk in chunks])
+            if len(logits) != len(sampling):
+                logits = _take_prompt_logprobs(chunks, logits)
+            results = sample(logits, [chunk.sequence for chunk in sampling]) if sampling else []
         except Exception as error:
             if self.loaded.runner.device.type != "cpu":
                 raise  # an error on an accelerator leaves it unusable for the whole process
             log.exception("a step failed; its %d requests are ended", len(chunks))
-            self._fail(chunks, f"{type(error).__name__}: {error}")
+            self._fail([chunk.sequence for chunk in chunks], f"{type(error).__name__}: {error}")
             return
         before = [chunk.sequence.published for chunk in chunks]
         self.scheduler.computed(chunks)
         if self.lower is not None:
             self._tell_lower(chunks, before, time.monotonic() - started)
-        for chunk, (token, logprobs) in zip(sampling, tokens, strict=True):
+        for chunk, result in zip(sampling, results, strict=True):
             sequence = chunk.sequence
+            if isinstance(result, ValueError):
+                self._fail([sequence], str(result))
+                continue
+            token, chosen = result
             sequence.tokens.append(token)
             finish = sequence.finish_reason()
-            sequence.emit(Emission(token, logprobs, finish, cached_tokens=sequence.cached_tokens or 0))
+            sequence.emit(Emission(token, chosen, finish, sources=sequence.sources or {}))
             if finish:
                 self.scheduler.finish(sequence)
         if not self._reuse:
@@ -205,10 +206,10 @@ class Engine:
             rate, old = tokens / seconds, self.lower.ladder.prefill_rate
             self.lower.ladder.prefill_rate = rate if old is None else old + 0.3 * (rate - old)
 
-    def _fail(self, chunks: list[Chunk], reason: str) -> None:
-        for chunk in chunks:
-            chunk.sequence.emit(Emission(finish="error", error=reason))
-            self.scheduler.finish(chunk.sequence)
+    def _fail(self, sequences: Sequence_[Sequence], reason: str) -> None:
+        for sequence in sequences:
+            sequence.emit(Emission(finish="error", error=reason))
+            self.scheduler.finish(sequence)
 
     def _run(self) -> None:
         try:
@@ -239,3 +240,25 @@ class Engine:
                 return
             action()
             wait = False
+
+
+def _piece(chunk: Chunk) -> Piece:
+    sequence = chunk.sequence
+    return Piece(sequence.tokens[chunk.start : chunk.end], chunk.start, sequence.table, chunk.wanted)
+
+
+def _take_prompt_logprobs(chunks: Sequence_[Chunk], logits: torch.Tensor) -> torch.Tensor:
+    """Give sequences the logprobs of their prompts' tokens; what is left are the rows to sample from, one a chunk."""
+    rows, row = [], 0
+    for chunk in chunks:
+        sequence, known = chunk.sequence, len(chunk.sequence.prompt_logprobs)
+        if sequence.params.prompt_logprobs is not None and chunk.start < len(sequence.prompt):
+            end = min(chunk.end, len(sequence.prompt) - 1)
+            if chunk.start <= known < end:  # after a preemption some are known already
+                wanted = logits[row + known - chunk.start : row + end - chunk.start]
+                following = sequence.prompt[known + 1 : end + 1]
+                sequence.prompt_logprobs += logprobs(wanted, following, sequence.params.prompt_logprobs or 0)
+        row += chunk.wanted
+        if chunk.samples:
+            rows.append(row - 1)
+    return logits[rows]

@@ -1,12 +1,12 @@
-"""One chat completion: from sequences to the response, for one choice or several."""
+"""One request for output: from its sequences to the response, for one choice or several."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -14,10 +14,13 @@ import orjson
 from backends import asgi
 from backends.dialects.openai_chat import USAGE_COMMENT
 from backends.engine.engine import Engine, EngineFull
-from backends.engine.request import ChatRequest
+from backends.engine.request import Wanted
+from backends.engine.responses import Piece, Shape, error_body
 from backends.engine.sequence import Emission, TokenLogprobs
 from backends.engine.sequence import Sequence as Request
-from backends.engine.text import Detokenizer, StopStrings, Text
+from backends.engine.stops import StopStrings
+from backends.engine.text import Detokenizer, Text
+from backends.engine.tools import ToolCalls
 
 Arrival = tuple[int, Emission]
 """What came for which choice."""
@@ -31,64 +34,103 @@ class EngineError(Exception):
         self.status = status
 
 
-@dataclass(slots=True)
-class Piece:
-    """Text of one choice that may be shown, with the logprobs of the tokens behind it. The last has a finish reason."""
-
-    index: int
-    text: str
-    logprobs: list[dict[str, Any]]
-    finish: str = ""
-
-
 class Choice:
-    """The text of one choice as it becomes certain."""
+    """The text of one choice as it becomes certain.
 
-    def __init__(self, index: int, text: Text, stops: Sequence[str]) -> None:
+    `echo` repeats the prompt, as that text, in front; `silent` shows nothing of what is computed; `calls` reads tool
+    calls out of the text, which then ends after the first one unless `several_calls`.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        text: Text,
+        stops: Sequence[str],
+        *,
+        calls: ToolCalls | None = None,
+        several_calls: bool = True,
+        echo: tuple[str, Request] | None = None,
+        silent: bool = False,
+    ) -> None:
         self.finished = False
-        self._index, self._text = index, text
+        self.silent = silent
+        self._index, self._text, self._echo = index, text, echo
         self._decoder, self._stops = Detokenizer(text), StopStrings(stops)
-        self._waiting: list[tuple[int, dict[str, Any]]] = []  # logprobs whose text is held back, and where it begins
+        self._calls, self._several = calls, several_calls
+        self._waiting: list[tuple[int, int, TokenLogprobs | None]] = []
+        """Logprobs whose text is held back: where it begins, and the token."""
         self._decoded = self._shown = 0
 
     def take(self, emission: Emission) -> Piece | None:
         """What can be shown now that this token came; None if nothing."""
+        opening = self._opening() if self._echo is not None else ""
         ended = emission.finish == "stop"  # the end-of-turn token itself is no text
         assert emission.token is not None
-        if emission.logprobs is not None and not ended:
-            self._waiting.append((self._decoded, _logprob_entry(self._text, emission.logprobs)))
-        text = "" if ended else self._decoder.push(emission.token)
+        hidden = ended or self.silent
+        if emission.logprobs is not None and not hidden:
+            self._waiting.append((self._decoded, emission.token, emission.logprobs))
+        text = "" if hidden else self._decoder.push(emission.token)
         text += self._decoder.flush() if emission.finish else ""
         self._decoded += len(text)
-        shown = self._stops.push(text) + (self._stops.flush() if emission.finish else "")
+        shown = opening + self._stops.push(text) + (self._stops.flush() if emission.finish else "")
         self._shown += len(shown)
-        stopped = self._stops.found
-        finish = "stop" if stopped else emission.finish
-        if not shown and not finish:
-            return None
+        finish = "stop" if self._stops.found else emission.finish
         # Of a text that a stop string cuts off, the tokens behind the cut go too.
-        ready = [entry for begins, entry in self._waiting if begins < self._shown or (finish and not stopped)]
+        cut = self._stops.found
+        ready = [entry for entry in self._waiting if entry[0] < self._shown or (finish and not cut)]
         self._waiting = self._waiting[len(ready) :]
-        self.finished = bool(finish)
-        return Piece(self._index, shown, ready, finish)
+        piece = Piece(self._index, shown, ready, finish)
+        if self._calls is not None:
+            self._read_calls(piece, self._calls)
+        self.finished = bool(piece.finish)
+        return piece if piece.text or piece.calls or piece.finish else None
+
+    def _opening(self) -> str:
+        """The prompt, for a caller who wants it repeated."""
+        assert self._echo is not None
+        (text, sequence), self._echo = self._echo, None
+        if sequence.params.prompt_logprobs is not None:
+            begins = 0
+            for token, logprobs in zip(sequence.prompt, [None, *sequence.prompt_logprobs], strict=True):
+                self._waiting.append((begins, token, logprobs))
+                begins += len(self._text.token_text(token))
+        self._decoded = len(text)
+        return text
+
+    def _read_calls(self, piece: Piece, reader: ToolCalls) -> None:
+        piece.text, piece.calls = reader.push(piece.text)
+        if piece.finish:
+            text, calls = reader.flush()
+            piece.text, piece.calls = piece.text + text, piece.calls + calls
+        if reader.found and not self._several:
+            piece.calls, piece.finish = piece.calls[:1], "tool_calls"
+        elif reader.found and piece.finish == "stop":
+            piece.finish = "tool_calls"
 
 
 class Job:
     """A request, its sequences (one a choice), and the response that they become."""
 
     def __init__(
-        self, engine: Engine, text: Text, request: ChatRequest, sequences: Sequence[Request], model: str
-    ) -> None:
+        self, engine: Engine, request: Wanted, shape: Shape, sequences: Sequence[Request], choices: Sequence[Choice],
+        model: str,
+    ) -> None:  # fmt: skip
         self.sequences = sequences
         self.arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
-        self._engine, self._request = engine, request
-        self._choices = [Choice(index, text, request.params.stop) for index in range(len(sequences))]
+        self.sources: Counter[str] = Counter()
+        """Prompt tokens that were reused, by tier."""
+        self._engine, self._request, self._shape, self._choices = engine, request, shape, choices
         self._head = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "id": f"{shape.prefix}{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": request.model or model,
         }
-        self.cached = self._completion_tokens = 0
+        self._completion_tokens = 0
+        self._started: set[int] = set()
+
+    @property
+    def cached(self) -> int:
+        return sum(self.sources.values())
 
     async def answer(self, send: asgi.Send) -> None:
         """Compute and send; leaves nothing running in the engine, however it ends."""
@@ -118,9 +160,11 @@ class Job:
                 continue  # cut by a stop string; the engine had not heard of it yet
             if emission.token is None:
                 raise EngineError(500 if emission.finish == "error" else 503, emission.error or emission.finish)
-            self._completion_tokens += 1
-            if index == 0:
-                self.cached = emission.cached_tokens  # the other choices reuse what the first one computes
+            self._completion_tokens += not choice.silent
+            if index not in self._started:
+                self._started.add(index)
+                if index % self._request.choices == 0:  # the other choices reuse what the first one computes
+                    self.sources.update(emission.sources)
             piece = choice.take(emission)
             if piece is not None:
                 if piece.finish:
@@ -129,57 +173,42 @@ class Job:
                 yield piece
 
     async def _whole(self, first: Piece, pieces: AsyncIterator[Piece]) -> dict[str, Any]:
-        texts: list[list[str]] = [[] for _ in self._choices]
-        logprobs: list[list[dict[str, Any]]] = [[] for _ in self._choices]
-        finish = [""] * len(self._choices)
+        parts: list[list[Piece]] = [[] for _ in self._choices]
         async for piece in _chain(first, pieces):
-            texts[piece.index].append(piece.text)
-            logprobs[piece.index] += piece.logprobs
-            finish[piece.index] = piece.finish
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": "".join(texts[index])},
-                "logprobs": self._logprobs(logprobs[index]),
-                "finish_reason": finish[index],
-            }
-            for index in range(len(self._choices))
-        ]
-        return {"object": "chat.completion", **self._head, "choices": choices, "usage": self._usage()}
+            parts[piece.index].append(piece)
+        choices = [self._shape.choice(index, pieces) for index, pieces in enumerate(parts)]
+        return {"object": self._shape.whole, **self._head, "choices": choices, "usage": self._usage()}
 
     async def _events(self, first: Piece, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
         for index in range(len(self._choices)):
-            yield self._event(index, {"role": "assistant", "content": ""}, None, None)
+            for choice in self._shape.openings(index):
+                yield self._event(choice)
         try:
             async for piece in _chain(first, pieces):
-                delta = {"content": piece.text} if piece.text or not piece.finish else {}
-                yield self._event(piece.index, delta, piece.finish or None, self._logprobs(piece.logprobs))
+                yield self._event(self._shape.part(piece))
         except EngineError as error:
             yield b"data: " + orjson.dumps({"error": error_body(error.status, str(error))}) + b"\n\n"
             return
         yield USAGE_COMMENT + orjson.dumps(self._usage()) + b"\n\n"
         if self._request.include_usage:
-            tail = {"object": "chat.completion.chunk", **self._head, "choices": [], "usage": self._usage()}
+            tail = {"object": self._shape.chunk, **self._head, "choices": [], "usage": self._usage()}
             yield b"data: " + orjson.dumps(tail) + b"\n\n"
         yield b"data: [DONE]\n\n"
 
-    def _event(self, index: int, delta: dict[str, Any], finish: str | None, logprobs: dict[str, Any] | None) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        chunk: dict[str, Any] = {"object": "chat.completion.chunk", **self._head, "choices": [choice]}
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        chunk: dict[str, Any] = {"object": self._shape.chunk, **self._head, "choices": [choice]}
         if self._request.include_usage:
             chunk["usage"] = None  # OpenAI sends null on every chunk but the last when usage was asked for
         return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
-    def _logprobs(self, entries: list[dict[str, Any]]) -> dict[str, Any] | None:
-        return {"content": entries} if self._request.params.top_logprobs is not None else None
-
     def _usage(self) -> dict[str, Any]:
-        prompt, completion = len(self.sequences[0].prompt), self._completion_tokens
+        prompt = sum(len(sequence.prompt) for sequence in self.sequences[:: self._request.choices])
+        completion = self._completion_tokens
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "prompt_tokens_details": {"cached_tokens": self.cached, "cached_by_tier": dict(self.sources)},
         }
 
 
@@ -187,15 +216,3 @@ async def _chain(first: Piece, rest: AsyncIterator[Piece]) -> AsyncIterator[Piec
     yield first
     async for piece in rest:
         yield piece
-
-
-def _logprob_entry(text: Text, entry: TokenLogprobs) -> dict[str, Any]:
-    def one(token: int, logprob: float) -> dict[str, Any]:
-        return {"token": text.token_text(token), "logprob": logprob, "bytes": text.token_bytes(token)}
-
-    return {**one(entry.token, entry.logprob), "top_logprobs": [one(*pair) for pair in entry.top]}
-
-
-def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"message": message, "type": kind, "param": param, "code": code}

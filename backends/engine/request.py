@@ -1,10 +1,10 @@
-"""From the body of `POST /v1/chat/completions` to sampling parameters, with clear words for what is refused."""
+"""From the bodies of chat and text completions to sampling parameters, with clear words for what is refused."""
 
 from __future__ import annotations
 
 import math
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backends.engine.sequence import SamplingParams
@@ -12,6 +12,20 @@ from backends.engine.sequence import SamplingParams
 MAX_STOPS = 16
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
+MAX_SEQUENCES = 256
+RESERVED_OPTIONS = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "messages",
+        "tools",
+    }
+    | {"padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenize", "tokenizer_kwargs"}
+    | {"return_assistant_tokens_mask"}
+)
 
 
 class BadRequest(ValueError):
@@ -23,11 +37,10 @@ class BadRequest(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A checked request. `params.max_tokens` is 0 where the client set no limit."""
+class Wanted:
+    """What every request for output says, once checked. `params.max_tokens` is 0 where the client set no limit."""
 
     model: str
-    messages: list[dict[str, Any]]
     params: SamplingParams
     stream: bool
     include_usage: bool
@@ -35,51 +48,149 @@ class ChatRequest:
     choices: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChatRequest(Wanted):
+    """A chat completion. `schema`: what the text must be, as a JSON schema; None: any text."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    must_call: bool = False
+    several_calls: bool = True
+    schema: dict[str, Any] | None = None
+    template_options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest(Wanted):
+    """A text completion. Prompts are texts or token ids; `echo` repeats them in front of what is written."""
+
+    prompts: list[str | list[int]]
+    echo: bool = False
+
+
 def parse_chat(body: dict[str, Any]) -> ChatRequest:
     """Check every field we act on. Raises `BadRequest`."""
-    _refuse_unsupported(body)
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise BadRequest("messages must be a list of at least one message object", "messages")
-    options = body.get("stream_options") or {}
-    if not isinstance(options, dict):
-        raise BadRequest("stream_options must be an object", "stream_options")
-    salt = body.get("cache_salt") or ""
-    if not isinstance(salt, str):
-        raise BadRequest("cache_salt must be a string", "cache_salt")
-    model = body.get("model") or ""
-    if not isinstance(model, str):
-        raise BadRequest("model must be a string", "model")
-    return ChatRequest(
-        model=model,
-        messages=messages,
-        params=_sampling(body),
-        stream=_boolean(body, "stream"),
-        include_usage=bool(options.get("include_usage")),
-        cache_salt=salt,
-        choices=int(_number(body, "n", 1, 1, MAX_CHOICES, whole=True)),
-    )
-
-
-def _refuse_unsupported(body: dict[str, Any]) -> None:
-    if body.get("tools") or body.get("functions"):
-        raise BadRequest("tools: the built-in engine does not call tools", "tools")
-    form = body.get("response_format")
-    if form and (not isinstance(form, dict) or form.get("type") != "text"):
-        raise BadRequest("response_format: the built-in engine answers in plain text only", "response_format")
-
-
-def _sampling(body: dict[str, Any]) -> SamplingParams:
-    limit_field = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    if body.get("functions") or body.get("function_call"):
+        raise BadRequest("functions are not served; use tools", "functions")
     logprobs = _boolean(body, "logprobs")
     top = _number(body, "top_logprobs", 0, 0, MAX_TOP_LOGPROBS, whole=True)
     if top and not logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
+    limit_field = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    limit = int(_number(body, limit_field, 0, 1, 1 << 31, whole=True))
+    tools, must_call = _tools(body)
+    options = body.get("chat_template_kwargs") or {}
+    if not isinstance(options, dict) or (strange := RESERVED_OPTIONS & set(options)):
+        raise BadRequest(
+            "chat_template_kwargs must be an object of the chat template's own variables"
+            + (f"; not {', '.join(sorted(strange))}" if isinstance(options, dict) else ""),
+            "chat_template_kwargs",
+        )
+    return ChatRequest(
+        **_wanted(body, _sampling(body, limit, int(top) if logprobs else None)),
+        messages=messages,
+        tools=tools,
+        must_call=must_call,
+        several_calls=body.get("parallel_tool_calls") is not False,
+        schema=_schema(body.get("response_format")),
+        template_options=options,
+    )
+
+
+def parse_completion(body: dict[str, Any]) -> CompletionRequest:
+    """Check every field we act on. Raises `BadRequest`."""
+    if body.get("suffix"):
+        raise BadRequest("suffix: the built-in engine only continues a text", "suffix")
+    prompts = _prompts(body.get("prompt"))
+    logprobs = body.get("logprobs")
+    top = int(_number(body, "logprobs", 0, 0, MAX_TOP_LOGPROBS, whole=True)) if logprobs is not None else None
+    limit, echo = int(_number(body, "max_tokens", 16, 0, 1 << 31, whole=True)), _boolean(body, "echo")
+    if not limit and not echo:
+        raise BadRequest("max_tokens: 0 needs echo: true", "max_tokens")
+    params = _sampling(body, limit, top)
+    wanted = _wanted(body, replace(params, prompt_logprobs=top if echo else None))
+    if len(prompts) * wanted["choices"] > MAX_SEQUENCES:
+        raise BadRequest(f"prompts times n may be {MAX_SEQUENCES} at most", "prompt")
+    if body.get("best_of") not in (None, wanted["choices"]):
+        raise BadRequest("best_of must be n", "best_of")
+    return CompletionRequest(**wanted, prompts=prompts, echo=echo)
+
+
+def _prompts(value: Any) -> list[str | list[int]]:
+    def ids(item: Any) -> bool:
+        return isinstance(item, list) and bool(item) and all(type(token) is int and token >= 0 for token in item)
+
+    prompts = [value] if isinstance(value, str) or ids(value) else value
+    if not isinstance(prompts, list) or not prompts or not all(isinstance(p, str) or ids(p) for p in prompts):
+        raise BadRequest("prompt must be a string, a list of token ids, or a list of either", "prompt")
+    return prompts
+
+
+def _wanted(body: dict[str, Any], params: SamplingParams) -> dict[str, Any]:
+    options = body.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise BadRequest("stream_options must be an object", "stream_options")
+    for name in ("cache_salt", "model"):
+        if not isinstance(body.get(name) or "", str):
+            raise BadRequest(f"{name} must be a string", name)
+    return {
+        "model": body.get("model") or "",
+        "params": params,
+        "stream": _boolean(body, "stream"),
+        "include_usage": bool(options.get("include_usage")),
+        "cache_salt": body.get("cache_salt") or "",
+        "choices": int(_number(body, "n", 1, 1, MAX_CHOICES, whole=True)),
+    }
+
+
+def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:
+    """The tools that may be called, and whether one must be."""
+    tools, choice = body.get("tools") or [], body.get("tool_choice", "auto" if body.get("tools") else "none")
+    for index, tool in enumerate(tools if isinstance(tools, list) else [None]):
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise BadRequest(f"tools[{index}] must be a function with a name", "tools")
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise BadRequest(f"tools[{index}].function.parameters must be a JSON schema", "tools")
+    if choice in ("none", None):
+        return [], False
+    if choice in ("auto", "required"):
+        if choice == "required" and not tools:
+            raise BadRequest("tool_choice: required needs tools", "tool_choice")
+        return tools, choice == "required"
+    named = choice.get("function") if isinstance(choice, dict) else None
+    name = named.get("name") if isinstance(named, dict) else None
+    chosen = [tool for tool in tools if tool["function"]["name"] == name]
+    if not chosen:
+        raise BadRequest("tool_choice must be none, auto, required, or name one of tools", "tool_choice")
+    return chosen, True
+
+
+def _schema(form: Any) -> dict[str, Any] | None:
+    """The JSON schema that `response_format` stands for."""
+    if form is None or form == {"type": "text"}:
+        return None
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind == "json_schema":
+        described = form.get("json_schema")
+        schema = described.get("schema") if isinstance(described, dict) else None
+        if isinstance(schema, dict):
+            return schema
+        raise BadRequest("response_format.json_schema.schema must be a JSON schema", "response_format")
+    raise BadRequest("response_format must be of type text, json_object or json_schema", "response_format")
+
+
+def _sampling(body: dict[str, Any], max_tokens: int, top_logprobs: int | None) -> SamplingParams:
     seed = body.get("seed")
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
         raise BadRequest("seed must be an integer", "seed")
     return SamplingParams(
-        max_tokens=int(_number(body, limit_field, 0, 1, 1 << 31, whole=True)),
+        max_tokens=max_tokens,
         temperature=_number(body, "temperature", 1.0, 0.0, 2.0),
         top_p=_number(body, "top_p", 1.0, 0.0, 1.0),
         top_k=max(0, int(_number(body, "top_k", 0, -1, 1 << 31, whole=True))),
@@ -89,7 +200,7 @@ def _sampling(body: dict[str, Any]) -> SamplingParams:
         logit_bias=_logit_bias(body.get("logit_bias")),
         seed=seed if seed is not None else secrets.randbits(63),
         stop=_stops(body.get("stop")),
-        top_logprobs=int(top) if logprobs else None,
+        top_logprobs=top_logprobs,
         ignore_eos=_boolean(body, "ignore_eos"),
     )
 

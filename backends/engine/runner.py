@@ -17,12 +17,12 @@ from backends.engine.packing import PackedLinear
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Token ids from position `start` of a sequence whose blocks are `table`; `samples`: its last row is wanted."""
+    """Token ids from position `start` of a sequence whose blocks are `table`; logits of its last `wanted` rows."""
 
     ids: Seq[int]
     start: int
     table: list[int]
-    samples: bool
+    wanted: int
 
     @property
     def end(self) -> int:
@@ -40,15 +40,15 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, pieces: Seq[Piece]) -> torch.Tensor:
-        """Logits `[pieces that sample, vocabulary]`, float32, in the order of the pieces."""
+        """Logits `[sum of wanted rows, vocabulary]`, float32, in the order of the pieces."""
         ids = [token for piece in pieces for token in piece.ids]
         positions = [position for piece in pieces for position in range(piece.start, piece.end)]
         slots = [slot for piece in pieces for slot in self.pool.slots(piece.table, piece.start, piece.end)]
-        ends, row = [], 0
+        ends: list[int] = []
+        row = 0
         for piece in pieces:
             row += len(piece.ids)
-            if piece.samples:
-                ends.append(row - 1)
+            ends += range(row - piece.wanted, row)
         padding = self._padded(len(ids)) - len(ids)
         wanted = ends + [ends[-1]] * (self._padded(len(ends)) - len(ends)) if ends else [0]
         # Padding rows write to block 0 and belong to no group, so nobody sees them.

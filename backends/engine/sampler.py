@@ -23,24 +23,40 @@ class SamplerState:
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, sequences: Seq[Sequence]) -> list[tuple[int, TokenLogprobs | None]]:
+def sample(logits: torch.Tensor, sequences: Seq[Sequence]) -> list[tuple[int, TokenLogprobs | None] | ValueError]:
     """One token for each row of `logits` `[sequences, vocabulary]` (float32), with its logprobs where wanted.
 
-    A row depends on nothing but its own request, so the same seed gives the same text in any company.
+    A row depends on nothing but its own request, so the same seed gives the same text in any company, and a request
+    whose constraint gives up fails alone.
     """
     logits = logits.to("cpu")
     best = logits.argmax(dim=-1).tolist()  # what most requests behind a cache want, for all rows at once
-    results = []
+    results: list[tuple[int, TokenLogprobs | None] | ValueError] = []
     for row, (sequence, top) in enumerate(zip(sequences, best, strict=True)):
         params = sequence.params
-        if _plain(params) and params.temperature < GREEDY_TEMPERATURE:
-            token, scores = top, logits[row]
+        if sequence.constraint is None and _plain(params) and params.temperature < GREEDY_TEMPERATURE:
+            token = top
         else:
-            scores = _penalised(logits[row], sequence)
-            token = _choose(scores, sequence)
-        logprobs = None if params.top_logprobs is None else _logprobs(logits[row], token, params.top_logprobs)
-        results.append((token, logprobs))
+            try:
+                token = _constrained(logits[row], sequence)
+            except ValueError as error:
+                results.append(error)
+                continue
+        wanted = params.top_logprobs
+        results.append((token, None if wanted is None else logprobs(logits[row : row + 1], [token], wanted)[0]))
     return results
+
+
+def _constrained(logits: torch.Tensor, sequence: Sequence) -> int:
+    scores = _penalised(logits, sequence)
+    constraint = sequence.constraint
+    if constraint is None:
+        return _choose(scores, sequence)
+    allowed = torch.from_numpy(constraint.mask(scores.shape[0]))
+    token = _choose(scores.masked_fill(~allowed, float("-inf")), sequence)
+    if token not in sequence.eos:
+        constraint.accept(token)
+    return token
 
 
 def _plain(params: SamplingParams) -> bool:
@@ -102,8 +118,16 @@ def _choose(scores: torch.Tensor, sequence: Sequence) -> int:
     return winner if ids is None else int(ids[winner])
 
 
-def _logprobs(logits: torch.Tensor, token: int, top: int) -> TokenLogprobs:
+def logprobs(logits: torch.Tensor, tokens: Seq[int], top: int) -> list[TokenLogprobs]:
+    """Of one token a row of `logits` `[tokens, vocabulary]`, and of the `top` most likely ones."""
     values = torch.log_softmax(logits, dim=-1)
-    likely = values.topk(top) if top else None
-    pairs = tuple(zip(likely.indices.tolist(), likely.values.tolist(), strict=True)) if likely else ()
-    return TokenLogprobs(token, float(values[token]), pairs)
+    chosen = values.gather(1, torch.tensor(tokens, device=values.device)[:, None])[:, 0].tolist()
+    if not top:
+        return [TokenLogprobs(token, value, ()) for token, value in zip(tokens, chosen, strict=True)]
+    likely = values.topk(top)
+    return [
+        TokenLogprobs(token, value, tuple(zip(ids, scores, strict=True)))
+        for token, value, ids, scores in zip(
+            tokens, chosen, likely.indices.tolist(), likely.values.tolist(), strict=True
+        )
+    ]

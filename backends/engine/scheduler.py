@@ -8,9 +8,9 @@ out, the youngest sequence goes back to the queue and recomputes later (as vLLM'
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from backends.engine.prefix_cache import PrefixCache, extend_chain, salted
 from backends.engine.sequence import Sequence, State
@@ -28,6 +28,14 @@ class Chunk:
     def samples(self) -> bool:
         return self.end == len(self.sequence.tokens)
 
+    @property
+    def wanted(self) -> int:
+        """Of how many last rows the logits are needed."""
+        sequence = self.sequence
+        if sequence.params.prompt_logprobs is not None and self.start < len(sequence.prompt):
+            return self.end - self.start
+        return int(self.samples)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -42,7 +50,8 @@ class Counters:
     """Totals since the start, for the metrics."""
 
     prompt_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: Counter[str] = field(default_factory=Counter)
+    """By the tier that they were found in."""
     preemptions: int = 0
     follower_waits: int = 0
 
@@ -116,12 +125,14 @@ class Scheduler:
             if sequence.loading:
                 continue
             self._extend(sequence)
-            matched = self.cache.match(sequence.tokens, sequence.chain)
+            # A cache holds no logits, so a prompt whose log-probabilities are wanted is computed whole.
+            reads = sequence.params.prompt_logprobs is None or sequence.output_len > 0
+            matched = self.cache.match(sequence.tokens, sequence.chain) if reads else []
             following = sequence.chain[len(matched) : (len(sequence.tokens) - 1) // self.cache.block_size]
-            if following and following[0] in pending:
+            if reads and following and following[0] in pending:
                 self.counters.follower_waits += 1
                 continue  # its leader publishes the block within a step or two
-            if following and not sequence.looked_below:
+            if reads and following and not sequence.looked_below:
                 sequence.looked_below = True
                 sequence.loading = self._look_below(sequence, len(matched))
                 if sequence.loading:
@@ -143,10 +154,10 @@ class Scheduler:
         sequence.computed = len(matched) * self.cache.block_size
         sequence.state = State.RUNNING
         self.running.append(sequence)
-        if sequence.cached_tokens is None:
-            sequence.cached_tokens = sequence.computed
+        if sequence.sources is None:
+            sequence.sources = _sources(sequence.computed, sequence.loaded)
             self.counters.prompt_tokens += len(sequence.prompt)
-            self.counters.cached_tokens += sequence.computed
+            self.counters.cached_tokens.update(sequence.sources)
 
     def _plan(self, sequence: Sequence, budget: int, chunks: list[Chunk]) -> int:
         """Plan up to `budget` tokens of a running sequence; how many were planned."""
@@ -184,3 +195,12 @@ class Scheduler:
     def _pending_keys(self) -> set[bytes]:
         """Keys of prompt blocks that running sequences are about to compute."""
         return {key for sequence in self.running for key in sequence.chain[sequence.published :]}
+
+
+def _sources(cached: int, loaded: Mapping[str, int]) -> dict[str, int]:
+    """Where `cached` tokens came from: as many as were loaded from lower tiers, the rest from the device."""
+    sources = {}
+    for tier, tokens in loaded.items():
+        sources[tier] = min(tokens, cached)
+        cached -= sources[tier]
+    return {name: tokens for name, tokens in {"device": cached, **sources}.items() if tokens}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,21 @@ class SamplingParams:
     top_logprobs: int | None = None
     """None: no logprobs; 0: only the chosen token's; N: also the N most likely."""
     ignore_eos: bool = False
+    prompt_logprobs: int | None = None
+    """Like `top_logprobs`, for the tokens of the prompt. The prefix cache is not read then: it holds no logits."""
+
+
+class Constraint(Protocol):
+    """What an output must look like, as a state machine over tokens. Lives on the engine's thread."""
+
+    def mask(self, vocabulary: int) -> Any:
+        """The tokens that may come next: bools, one a token id below `vocabulary`. Raises ValueError if that is too
+        hard to find out."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """This one, of those allowed and no end token, came."""
+        ...
 
 
 class State(Enum):
@@ -51,7 +66,8 @@ class Emission:
     finish: str = ""
     """"" while it goes on, else `stop`, `length`, `cancelled` or `error`."""
     error: str = ""
-    cached_tokens: int = 0
+    sources: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of the prompt whose KV was reused, by the tier where it was found."""
 
 
 @dataclass(eq=False)
@@ -62,8 +78,10 @@ class Sequence:
     prompt: list[int]
     params: SamplingParams
     salt: str = ""
+    tenant: str = ""
     emit: Callable[[Emission], None] = lambda emission: None
     eos: frozenset[int] = frozenset()
+    constraint: Constraint | None = None
 
     state: State = State.WAITING
     tokens: list[int] = field(default_factory=list)
@@ -73,8 +91,12 @@ class Sequence:
     table: list[int] = field(default_factory=list)
     chain: list[bytes] = field(default_factory=list)
     published: int = 0
-    cached_tokens: int | None = None
-    """Tokens found in the prefix cache when it was first scheduled."""
+    sources: dict[str, int] | None = None
+    """Tokens found in the prefix cache when it was first scheduled, by tier."""
+    loaded: dict[str, int] = field(default_factory=dict)
+    """Tokens brought up for it from lower tiers."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's tokens but the first, as far as computed; only where asked for."""
     sampler_state: Any = None
     looked_below: bool = False
     """Lower tiers were asked for its missing blocks; they are asked once."""
@@ -83,6 +105,11 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were not computed."""
+        return sum((self.sources or {}).values())
 
     @property
     def output(self) -> list[int]:
@@ -94,6 +121,7 @@ class Sequence:
 
     def finish_reason(self) -> str:
         """Why it ends with the tokens it has now, or "" if it goes on. Stop strings are the text layer's business."""
-        if self.tokens[-1] in self.eos and not self.params.ignore_eos and self.output_len:
+        heeds_eos = self.constraint is not None or not self.params.ignore_eos
+        if self.tokens[-1] in self.eos and heeds_eos and self.output_len:
             return "stop"
         return "length" if self.output_len >= self.params.max_tokens else ""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import os
 import uuid
+from collections.abc import Callable
 from collections.abc import Sequence as Sequence_
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,16 +19,34 @@ from backends.dialects.openai_chat import MalformedRequest
 from backends.engine.config import EngineConfig
 from backends.engine.doctor import PrefixDoctor
 from backends.engine.engine import Engine
-from backends.engine.job import Arrival, EngineError, Job, error_body
+from backends.engine.grammar import Grammars, calls_grammar, json_grammar
+from backends.engine.job import Arrival, Choice, EngineError, Job
 from backends.engine.load import Loaded
-from backends.engine.request import BadRequest, ChatRequest, parse_chat
-from backends.engine.sequence import Sequence
+from backends.engine.request import (
+    BadRequest,
+    ChatRequest,
+    CompletionRequest,
+    Wanted,
+    parse_chat,
+    parse_completion,
+)
+from backends.engine.responses import ChatShape, CompletionShape, error_body
+from backends.engine.sequence import Constraint, Sequence
 from backends.engine.text import TemplateError
 from backends.engine.tiers.contract import Tier
+from backends.engine.tools import ToolCalls, call_schema
 
 log = logging.getLogger("hitherto.engine")
 
 BODY_LIMIT = 32 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: the tenant as the gateway names it, and the salt of its prefixes, which the client may narrow."""
+
+    tenant: str
+    salt: str
 
 
 class EngineServer:
@@ -64,6 +84,8 @@ class EngineServer:
         route = (scope["method"], scope["path"])
         if route == ("POST", "/v1/chat/completions"):
             await self._guarded(self._chat, scope, receive, send)
+        elif route == ("POST", "/v1/completions"):
+            await self._guarded(self._complete, scope, receive, send)
         elif route in (("GET", "/health"), ("GET", "/v1/state")):
             state = {"status": "ok", **self.info, **dataclasses.asdict(self.engine.stats())}
             await asgi.send_json(send, 200, {**state, "tiers": self.engine.tier_stats()})
@@ -107,12 +129,39 @@ class EngineServer:
             await _send_error(send, error.status, str(error))
 
     async def _chat(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-        raw = await asgi.read_body(receive, BODY_LIMIT)
-        request = parse_chat(openai_chat.parse(raw))
-        tenant_salt = asgi.header_map(scope).get("x-hitherto-salt", "")
-        salt = f"{len(tenant_salt)}:{tenant_salt}{request.cache_salt}".removeprefix("0:")
-        prompt = await asyncio.to_thread(self._read, request, salt)
-        job = Job(self.engine, self.text, request, self._sequences(request, prompt, salt), self.model_name)
+        request = parse_chat(openai_chat.parse(await asgi.read_body(receive, BODY_LIMIT)))
+        caller = self._caller(scope, request)
+        prompt, grammar = await asyncio.to_thread(self._read_chat, request, caller)
+        sequences = self._sequences(request, [prompt], caller, grammar)
+        names = frozenset(tool["function"]["name"] for tool in request.tools)
+        choices = [
+            Choice(
+                index,
+                self.text,
+                request.params.stop,
+                calls=ToolCalls(self.text.tool_form(), names) if names else None,
+                several_calls=request.several_calls,
+            )
+            for index in range(len(sequences))
+        ]
+        shape = ChatShape(self.text, request.params.top_logprobs is not None)
+        await self._answer(Job(self.engine, request, shape, sequences, choices, self.model_name), receive, send)
+
+    async def _complete(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        request = parse_completion(openai_chat.parse(await asgi.read_body(receive, BODY_LIMIT)))
+        caller = self._caller(scope, request)
+        prompts = await asyncio.to_thread(self._read_prompts, request, caller)
+        sequences = self._sequences(request, prompts, caller, None)
+        choices = []
+        for index, sequence in enumerate(sequences):
+            given = request.prompts[index // request.choices]
+            repeated = given if isinstance(given, str) else self.text.decode_all(given)
+            echo, silent = (repeated, sequence) if request.echo else None, not request.params.max_tokens
+            choices.append(Choice(index, self.text, request.params.stop, echo=echo, silent=silent))
+        shape = CompletionShape(self.text, request.params.top_logprobs is not None)
+        await self._answer(Job(self.engine, request, shape, sequences, choices, self.model_name), receive, send)
+
+    async def _answer(self, job: Job, receive: asgi.Receive, send: asgi.Send) -> None:
         for index, sequence in enumerate(job.sequences):
             self.listen(sequence, job.arrivals, index)
         async with asgi.HangupWatch(receive) as watch:
@@ -120,34 +169,80 @@ class EngineServer:
             await job.answer(send)
         self.doctor.reused(job.cached)
 
-    def _read(self, request: ChatRequest, salt: str) -> list[int]:
-        prompt = self.text.encode_chat(request.messages)
-        self.doctor.look(prompt, salt)
-        return prompt
+    def _caller(self, scope: asgi.Scope, request: Wanted) -> Caller:
+        tenant = asgi.header_map(scope).get("x-hitherto-salt", "")
+        return Caller(tenant, f"{len(tenant)}:{tenant}{request.cache_salt}".removeprefix("0:"))
 
-    def _sequences(self, request: ChatRequest, prompt: list[int], salt: str) -> list[Sequence]:
-        """One sequence for each choice. Raises `BadRequest` where the prompt is not for this model."""
+    def _read_chat(self, request: ChatRequest, caller: Caller) -> tuple[list[int], Callable[[], Constraint] | None]:
+        """The prompt's tokens, and what makes constraints for its output."""
+        prompt = self.text.encode_chat(request.messages, request.tools, request.template_options)
+        self.doctor.look(prompt, caller.salt)
+        schema, param = request.schema, "response_format"
+        if schema is None and not request.must_call:
+            return prompt, None
+        grammar = json_grammar(schema) if schema is not None else ""
+        if request.tools:
+            form = self.text.tool_form()
+            param = "tools" if request.must_call else param
+            grammar = calls_grammar(
+                form.begin and f"{form.begin}\n",
+                form.end and f"\n{form.end}",
+                call_schema(form, request.tools),
+                request.several_calls,
+                None if request.must_call else schema,
+            )
+        grammars = self._grammars()
+        grammars.constraint(grammar, param)  # compiled here, off the event loop
+        return prompt, lambda: grammars.constraint(grammar, param)
+
+    def _read_prompts(self, request: CompletionRequest, caller: Caller) -> list[list[int]]:
+        prompts = [self.text.encode(prompt) if isinstance(prompt, str) else prompt for prompt in request.prompts]
+        for prompt in prompts:
+            if not prompt:
+                raise BadRequest("prompt must not be empty", "prompt")
+            self.doctor.look(prompt, caller.salt)
+        return prompts
+
+    def _sequences(
+        self,
+        request: Wanted,
+        prompts: Sequence_[list[int]],
+        caller: Caller,
+        constraint: Callable[[], Constraint] | None,
+    ) -> list[Sequence]:
+        """One sequence for each choice of each prompt. Raises `BadRequest` where a prompt is not for this model."""
         longest, wanted = self.engine.longest, request.params.max_tokens
-        if len(prompt) + max(wanted, 1) > longest:
-            raise BadRequest(
-                f"this model's maximum context length is {longest} tokens; the prompt has {len(prompt)} and "
-                f"max_tokens is {wanted or 'not set'}",
-                "messages" if len(prompt) >= longest else "max_tokens",
-                "context_length_exceeded",
-            )
-        if max(prompt) >= self.vocabulary:
-            raise BadRequest("messages contain a special token that this model has no embedding for", "messages")
-        limit = wanted or longest - len(prompt)
-        return [
-            Sequence(
-                id=uuid.uuid4().hex,
-                prompt=prompt,
-                params=dataclasses.replace(request.params, max_tokens=limit, seed=(request.params.seed or 0) + index),
-                salt=salt,
-                eos=self.eos,
-            )
-            for index in range(request.choices)
-        ]
+        param = "messages" if isinstance(request, ChatRequest) else "prompt"
+        sequences = []
+        for prompt in prompts:
+            if len(prompt) + max(wanted, 1) > longest:
+                raise BadRequest(
+                    f"this model's maximum context length is {longest} tokens; the prompt has {len(prompt)} and "
+                    f"max_tokens is {wanted or 'not set'}",
+                    param if len(prompt) >= longest else "max_tokens",
+                    "context_length_exceeded",
+                )
+            if max(prompt) >= self.vocabulary:
+                raise BadRequest(f"{param} contains a token that this model has no embedding for", param)
+            limit = wanted or (longest - len(prompt) if isinstance(request, ChatRequest) else 1)
+            for index in range(request.choices):
+                seed = (request.params.seed or 0) + index
+                sequences.append(
+                    Sequence(
+                        id=uuid.uuid4().hex,
+                        prompt=prompt,
+                        params=dataclasses.replace(request.params, max_tokens=limit, seed=seed),
+                        salt=caller.salt,
+                        tenant=caller.tenant,
+                        eos=self.eos,
+                        constraint=constraint() if constraint is not None else None,
+                    )
+                )
+        return sequences
+
+    @functools.cache  # noqa: B019 — one server in the process, and it costs a second that only some need
+    def _grammars(self) -> Grammars:
+        return Grammars(self.text.tokenizer, sorted(self.eos))
 
     def listen(self, sequence: Sequence, queue: asyncio.Queue[Arrival], index: int) -> None:
         """Let the emissions of a sequence arrive in `queue`, with its index."""

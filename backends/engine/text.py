@@ -1,12 +1,15 @@
-"""Between text and tokens: chat template, step-by-step decoding, stop strings. No torch."""
+"""Between text and tokens: chat template, step-by-step decoding. No torch."""
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from backends.engine.tools import ToolForm, form_of, plain_turns
 
 
 class TemplateError(ValueError):
@@ -28,14 +31,28 @@ class Text:
         decoder = type(getattr(self.tokenizer.backend_tokenizer, "decoder", None)).__name__
         self._byte_level = _byte_level_table() if decoder == "ByteLevel" else {}
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of the rendered conversation, ready for the assistant's turn."""
-        plain = [_plain_message(index, message) for index, message in enumerate(messages)]
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of the rendered conversation, ready for the assistant's turn; `options` are the chat template's
+        own variables. Raises `TemplateError`, and `BadRequest` for tools of a form that we cannot read."""
+        turns = [_plain_message(index, message) for index, message in enumerate(messages)]
+        rendered_tools: Any = [dict(tool) for tool in tools] or None
+        if (tools or any(turn.keys() - {"role", "content"} for turn in turns)) and not self.tool_form().in_template:
+            turns, rendered_tools = plain_turns(turns, tools), None
         hidden = _Hidden(self._control)
-        for message in plain:
-            message["content"] = hidden.hide(message["content"])
+        turns, rendered_tools = hidden.hide_all(turns), hidden.hide_all(rendered_tools)
         try:
-            rendered = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+            rendered = self.tokenizer.apply_chat_template(
+                turns,
+                rendered_tools,
+                tokenize=False,
+                add_generation_prompt=True,
+                **hidden.hide_all(dict(options or {})),
+            )
         except Exception as error:  # jinja2 errors and the template's own raise_exception
             raise TemplateError(f"messages do not fit the model's chat template: {error}") from error
         tokens: list[int] = []
@@ -43,6 +60,17 @@ class Text:
             for piece, verbatim in hidden.pieces(rendered):
                 tokens += self.tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=verbatim)
         return tokens
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a raw prompt. Names of control tokens are control tokens: the caller writes all of it."""
+        with self._lock:
+            tokens: list[int] = self.tokenizer.encode(text, split_special_tokens=False)
+        return tokens
+
+    def tool_form(self) -> ToolForm:
+        """How this model writes tool calls. Raises `BadRequest` where we cannot read that."""
+        template = self.tokenizer.get_chat_template(tools=[]) if self.tokenizer.chat_template else ""
+        return form_of(template)
 
     def token_text(self, token: int) -> str:
         return bytes(self.token_bytes(token)).decode("utf-8", "replace")
@@ -77,8 +105,15 @@ class _Hidden:
         self._control = control
         self._names: list[str] = []
 
-    def hide(self, text: str) -> str:
-        return self._control.sub(self._stand_in, text)
+    def hide_all(self, value: Any) -> Any:
+        """The same JSON value with stand-ins in all its strings."""
+        if isinstance(value, str):
+            return self._control.sub(self._stand_in, value)
+        if isinstance(value, list):
+            return [self.hide_all(item) for item in value]
+        if isinstance(value, dict):
+            return {self.hide_all(name): self.hide_all(item) for name, item in value.items()}
+        return value
 
     def _stand_in(self, match: re.Match[str]) -> str:
         self._names.append(match[0])
@@ -97,12 +132,10 @@ class _Hidden:
 
 
 def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
-    """Content parts joined to a string: chat templates of text models expect one."""
+    """Content parts joined to a string, and arguments of tool calls as objects: what chat templates expect."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise TemplateError(f"messages[{index}].role is missing")
-    if role == "tool" or message.get("tool_calls"):
-        raise TemplateError(f"messages[{index}] is part of a tool call; this engine does not read tool calls")
     if isinstance(content, list):
         texts = []
         for part in content:
@@ -116,7 +149,22 @@ def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
         content = ""
     if not isinstance(content, str):
         raise TemplateError(f"messages[{index}].content must be a string or a list of text parts")
-    return {"role": role, "content": content}
+    plain: dict[str, Any] = {"role": role, "content": content}
+    if message.get("tool_calls"):
+        plain["tool_calls"] = [_plain_call(index, call) for call in message["tool_calls"]]
+    if role == "tool":
+        plain |= {name: message[name] for name in ("tool_call_id", "name") if isinstance(message.get(name), str)}
+    return plain
+
+
+def _plain_call(index: int, call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    try:
+        name, arguments = function["name"], function.get("arguments") or "{}"  # type: ignore[index,union-attr]
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TemplateError(f"messages[{index}].tool_calls must be functions with JSON arguments") from error
+    return {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _byte_level_table() -> dict[str, int]:
@@ -161,37 +209,3 @@ class Detokenizer:
         now = self._text.decode(self._tokens[self._start :])
         self._start = self._read = len(self._tokens)
         return now[len(before) :]
-
-
-class StopStrings:
-    """Holds back text that could be the beginning of a stop string, and cuts at the first one found."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = [stop for stop in stops if stop]
-        self._held = ""
-        self.found = False
-
-    def push(self, piece: str) -> str:
-        """What may be shown now. After `found`, everything later is dropped."""
-        if self.found:
-            return ""
-        text = self._held + piece
-        hits = [position for stop in self._stops if (position := text.find(stop)) >= 0]
-        if hits:
-            self.found, self._held = True, ""
-            return text[: min(hits)]
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - keep :] if keep else ""
-        return text[: len(text) - keep] if keep else text
-
-    def flush(self) -> str:
-        held, self._held = self._held, ""
-        return "" if self.found else held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0

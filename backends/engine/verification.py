@@ -133,7 +133,7 @@ def _run(engine: Engine, prompt: list[int]) -> tuple[Trace, int]:
     request = Request("verify", prompt, params, emit=emit, eos=engine.loaded.eos)
     engine.submit(request)
     done.wait()
-    return trace, request.cached_tokens or 0
+    return trace, request.cached_tokens
 
 
 def _difference(want: Trace, got: Trace) -> int | None:

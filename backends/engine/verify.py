@@ -42,7 +42,7 @@ def self_test(runner: Runner, reference: torch.Tensor, prompt: list[int], dtype:
     size = runner.pool.block_size
     blocks = -(-len(prompt) // size) + 1
     mine, other = list(range(1, blocks + 1)), list(range(blocks + 1, 2 * blocks + 1))
-    whole = runner.run([Piece(prompt, 0, mine, True)])[0]
+    whole = runner.run([Piece(prompt, 0, mine, 1)])[0]
     scale = float(reference[-1].abs().max())
     difference = float((whole - reference[-1].to(whole.device)).abs().max())
     tolerance = 2e-4 * scale if dtype == torch.float32 else 0.05 * scale
@@ -53,8 +53,8 @@ def self_test(runner: Runner, reference: torch.Tensor, prompt: list[int], dtype:
     # The same prompt again in other pieces, behind a shared first block and beside another sequence.
     shared = mine[:1] + other[1:]
     cut = size + (len(prompt) - size) // 2
-    runner.run([Piece(prompt[size:cut], size, shared, False), Piece(prompt[:3], 0, other[:1], True)])
-    *_, again = runner.run([Piece(prompt[:5], 0, other[:1], True), Piece(prompt[cut:], cut, shared, True)])
+    runner.run([Piece(prompt[size:cut], size, shared, 0), Piece(prompt[:3], 0, other[:1], 1)])
+    *_, again = runner.run([Piece(prompt[:5], 0, other[:1], 1), Piece(prompt[cut:], cut, shared, 1)])
     gap, allowed = float((whole - again).abs().max()), 0.0 if runner.device.type == "cpu" else tolerance
     if not gap <= allowed:
         raise UnsupportedModel(f"self-test: a cached prefix changes the logits by {gap:.3g} (limit {allowed:.3g})")

@@ -1,8 +1,10 @@
-"""Any other `/v1/*` path: relayed to the default backend as it is, metered and uncached."""
+"""Any other `/v1/*` path: relayed as it is, metered and uncached, to where its model runs or else to the default."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+
+import orjson
 
 from backends.protocol import Reply
 from gateway.api.auth import OpenAuth, TransparentAuth
@@ -28,17 +30,34 @@ class Passthrough(Endpoint):
         scope, tenant = request.scope, request.tenant
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
         path = raw_path.decode("latin-1").partition("?")[0].removeprefix("/v1")
-        if not self._backend:
-            raise UnknownModel(f"no backend is configured that /v1{path} could be passed on to")
+        model = _model(request) if scope["method"] == "POST" else ""
         request.watch.start()
-        reply = await self._dispatch.relay(
-            self._backend, scope["method"], path, request.query, request.headers, request.body, tenant
-        )
+        if model and self._dispatch.knows(model):
+            dispatched = await self._dispatch.open(path, request.query, request.headers, request.body, model, tenant)
+            reply, backend = dispatched.reply, dispatched.backend
+        else:
+            if not self._backend:
+                raise UnknownModel(f"no backend is configured that /v1{path} could be passed on to")
+            backend = self._backend
+            reply = await self._dispatch.relay(
+                backend, scope["method"], path, request.query, request.headers, request.body, tenant
+            )
         head = [(name, value) for name, value in reply.headers if name not in (b"date", b"x-request-id")]
-        head += [(b"x-hitherto-cache", b"bypass"), (b"x-hitherto-backend", self._backend.encode())]
-        served = Served(reply.status, head, tenant=tenant.name, backend=self._backend, cache="bypass")
+        head += [(b"x-hitherto-cache", b"bypass"), (b"x-hitherto-backend", backend.encode())]
+        served = Served(reply.status, head, tenant=tenant.name, model=model, backend=backend, cache="bypass")
         served.reason, served.chunks = "not-cacheable", _body(reply)
         return served
+
+
+def _model(request: Incoming) -> str:
+    """The model that a JSON body names; empty if there is none."""
+    if not request.headers.get("content-type", "").startswith("application/json"):
+        return ""
+    try:
+        model = orjson.loads(request.body)["model"]
+    except (ValueError, TypeError, KeyError):
+        return ""
+    return model if isinstance(model, str) else ""
 
 
 async def _body(reply: Reply) -> AsyncGenerator[bytes, None]:

@@ -72,7 +72,7 @@ class Bench:
             self.engine.submit(sequences[-1])
         assert all(event.wait(120) for event in done)
         self.check()
-        return outputs, [sequence.cached_tokens or 0 for sequence in sequences]
+        return outputs, [sequence.cached_tokens for sequence in sequences]
 
     def check(self) -> None:
         """The accounts add up once everything has ended."""

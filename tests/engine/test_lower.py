@@ -65,7 +65,7 @@ def ask(engine: Engine, question: str, tokens: int = 12) -> tuple[list[int], int
     sequence = Sequence("x", prompt, SamplingParams(tokens, temperature=0.0), emit=emit, eos=engine.loaded.eos)
     engine.submit(sequence)
     assert done.wait(60)
-    return output, sequence.cached_tokens or 0
+    return output, sequence.cached_tokens
 
 
 DISK = {"disk": DiskConfig(path="kv", size=1 << 30)}  # type: ignore[arg-type]

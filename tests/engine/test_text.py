@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.engine.text import Detokenizer, StopStrings, TemplateError, Text
+from backends.engine.stops import StopStrings
+from backends.engine.text import Detokenizer, TemplateError, Text
 
 
 @pytest.fixture(scope="module")
