@@ -41,7 +41,7 @@ def serve(name: str, config: EngineConfig, data: Path, listen: str) -> None:
     # Read by OpenMP when torch is loaded. Its threads wait for work by spinning: without a limit they bring a machine
     # with other things to do to a standstill, without any spinning each of a step's 300 products is woken for.
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "2500")
     thread = ThreadPoolExecutor(1, "engine")
     logging.basicConfig(level=logging.INFO, format=f"engine {name}: %(message)s")
     try:

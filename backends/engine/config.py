@@ -68,8 +68,8 @@ class EngineConfig(BaseModel):
     """`auto`: bfloat16 where the processor computes it natively, else float32."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; None leaves torch's choice, one per core."""
-    block: int = Field(default=16, ge=4, le=256)
-    """Tokens per KV block, the unit of prefix reuse; it must divide 256."""
+    block: Literal[4, 8, 16, 32, 64] = 16
+    """Tokens per KV block, the unit of prefix reuse."""
     prefix_cache: bool = True
     max_running: int = Field(default=32, ge=1)
     """Requests computed at once; more wait in the queue."""

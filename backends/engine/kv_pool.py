@@ -13,8 +13,9 @@ def block_bytes(layers: int, kv_heads: int, head_dim: int, block_size: int, dtyp
 class KVPool:
     """KV of `blocks` blocks of `block_size` tokens.
 
-    Laid out `[block, layer, K|V, slot, head, dim]`, so that a block is one contiguous piece of memory (what the lower
-    tiers copy) and one layer of it is contiguous too (what attention gathers). Block 0 is the padding block.
+    Laid out `[block, layer, K|V, head, slot, dim]`, so that a block is one contiguous piece of memory (what the lower
+    tiers copy), and one head of a layer is too: what attention gathers, into what matrix products want. Block 0 is the
+    padding block.
     """
 
     def __init__(
@@ -30,23 +31,24 @@ class KVPool:
         self.blocks, self.layers, self.block_size = blocks, layers, block_size
         self.kv_heads, self.head_dim = kv_heads, head_dim
         # Zeros, not empty: padded positions are read with weight 0, and 0 × NaN would be NaN.
-        self.data = torch.zeros((blocks, layers, 2, block_size, kv_heads, head_dim), dtype=dtype, device=device)
-        self._rows = self.data.view(blocks * layers * 2 * block_size, kv_heads * head_dim)
-        self._pages = self.data.view(blocks * layers * 2, block_size * kv_heads * head_dim)
+        self.data = torch.zeros((blocks, layers, 2, kv_heads, block_size, head_dim), dtype=dtype, device=device)
+        self._rows = self.data.view(-1, head_dim)
+        self._pages = self.data.view(-1, block_size * head_dim)
+        self._heads = torch.arange(kv_heads, device=device)
+        self._halves = torch.arange(2 * kv_heads, device=device)
 
     def slots(self, table: list[int], start: int, end: int) -> list[int]:
-        """Row numbers (for layer 0, K) where tokens `start … end-1` of a sequence with this block table go."""
-        stride = self.layers * 2 * self.block_size
-        return [
-            table[position // self.block_size] * stride + position % self.block_size for position in range(start, end)
-        ]
+        """Row numbers (of layer 0, K, head 0) where tokens `start … end-1` of a sequence with this block table go."""
+        size = self.block_size
+        stride = self.layers * 2 * self.kv_heads * size
+        return [table[position // size] * stride + position % size for position in range(start, end)]
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store `key` and `value`, each `[tokens, heads, dim]`, at `slots` `[tokens]` of `layer`."""
-        offset = layer * 2 * self.block_size
-        width = self.kv_heads * self.head_dim
-        self._rows.index_copy_(0, slots + offset, key.reshape(-1, width))
-        self._rows.index_copy_(0, slots + (offset + self.block_size), value.reshape(-1, width))
+        half = self.kv_heads * self.block_size
+        rows = slots[:, None] + (self._heads * self.block_size + layer * 2 * half)
+        self._rows.index_copy_(0, rows.reshape(-1), key.reshape(-1, self.head_dim))
+        self._rows.index_copy_(0, (rows + half).reshape(-1), value.reshape(-1, self.head_dim))
 
     def read_block(self, block: int) -> bytes:
         """The bytes of a block."""
@@ -57,11 +59,15 @@ class KVPool:
         source = torch.frombuffer(bytearray(payload), dtype=self.data.dtype)
         self.data[block].copy_(source.view(self.data[block].shape))
 
-    def gather(self, layer: int, tables: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of `layer` for block tables `[sequences, n]`, each as `[sequences, heads, n × block_size, dim]`."""
-        count, length = tables.shape
-        pages = tables.reshape(-1) * (self.layers * 2) + layer * 2
-        shape = (count, length * self.block_size, self.kv_heads, self.head_dim)
-        keys = self._pages.index_select(0, pages).view(shape)
-        values = self._pages.index_select(0, pages + 1).view(shape)
-        return keys.transpose(1, 2), values.transpose(1, 2)
+    def pages(self, tables: torch.Tensor) -> torch.Tensor:
+        """Page numbers (of layer 0) `[K|V, sequences, heads, n]` of block tables `[sequences, n]`, for `gather`."""
+        halves = self._halves.view(2, 1, self.kv_heads, 1)
+        return tables[None, :, None] * (self.layers * 2 * self.kv_heads) + halves
+
+    def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of `layer`, each `[sequences, heads, n × block_size, dim]`, contiguous."""
+        _, count, heads, length = pages.shape
+        numbers = pages.reshape(-1) + layer * 2 * heads
+        found = self._pages.index_select(0, numbers)
+        kv = found.view(2, count, heads, length * self.block_size, self.head_dim)
+        return kv[0], kv[1]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from backends.engine import attention, models, packing, verify
-from backends.engine.attention import SPAN
 from backends.engine.config import EngineConfig
+from backends.engine.kernels import PERIOD
 from backends.engine.kv_pool import KVPool, block_bytes
 from backends.engine.prefix_cache import root_key
 from backends.engine.runner import Runner
@@ -38,8 +38,6 @@ def load(config: EngineConfig, data: Path, say: Callable[[str], None]) -> Loaded
     from transformers import AttentionInterface, AutoModelForCausalLM
     from transformers.utils import logging
 
-    if SPAN % config.block:
-        raise ValueError(f"block: {config.block} must divide {SPAN}")
     if config.threads:
         torch.set_num_threads(config.threads)
     logging.disable_progress_bar()
@@ -52,7 +50,7 @@ def load(config: EngineConfig, data: Path, say: Callable[[str], None]) -> Loaded
     model = model.to(device).eval()
     verify.gate(model.config)
     text = Text(folder)
-    prompt = _test_prompt(model.config.vocab_size, 2 * SPAN + config.block // 2)
+    prompt = _test_prompt(model.config.vocab_size, PERIOD + config.block // 2)
     with torch.inference_mode():
         ids = torch.tensor([prompt], device=device)
         reference = model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0].float()

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from backends.engine import attention
-from backends.engine.attention import SPAN, Group, Step, round_up
+from backends.engine.attention import Group, Step
+from backends.engine.kernels import Kernel, find_kernel
 from backends.engine.kv_pool import KVPool
 from backends.engine.packing import PackedLinear
 
@@ -29,6 +30,20 @@ class Piece:
         return self.start + len(self.ids)
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Packed rows from `row` on that are positions `start … end-1` of a sequence whose blocks are `table`."""
+
+    row: int
+    start: int
+    end: int
+    table: list[int]
+
+
+SHORT = 64
+"""Stretches of so many rows or fewer share a call: for longer ones, filling up costs more than calls."""
+
+
 class Runner:
     """A model, its KV pool, and the packing of several sequences' tokens into one forward pass."""
 
@@ -36,7 +51,9 @@ class Runner:
         self.model = model
         self.pool = pool
         self.device = pool.data.device
-        self.safe_rows = _safe_rows(model) if self.device.type == "cpu" else None
+        on_cpu = self.device.type == "cpu"
+        self.safe_rows = _safe_rows(model) if on_cpu else None
+        self.kernel = find_kernel(pool.head_dim, pool.data.dtype) if on_cpu else Kernel()
 
     @torch.inference_mode()
     def run(self, pieces: Seq[Piece]) -> torch.Tensor:
@@ -52,7 +69,7 @@ class Runner:
         padding = self._padded(len(ids)) - len(ids)
         wanted = ends + [ends[-1]] * (self._padded(len(ends)) - len(ends)) if ends else [0]
         # Padding rows write to block 0 and belong to no group, so nobody sees them.
-        step = Step(self.pool, self._tensor(slots + [0] * padding), self._groups(pieces))
+        step = Step(self.pool, self._tensor(slots + [0] * padding), self._groups(pieces), self.kernel.fused)
         with attention.running(step):
             output = self.model(
                 input_ids=self._tensor(ids + [0] * padding)[None],
@@ -64,34 +81,48 @@ class Runner:
         return logits
 
     def _groups(self, pieces: Seq[Piece]) -> list[Group]:
-        """Rows that can share one attention call: each stretch of a prompt within a span, and all decodes of a span."""
+        """Rows that can share one attention call: stretches of prompts that are padded alike, and decodes."""
+        lengths = self.kernel.lengths
+        longest = max(piece.end for piece in pieces)
+        stretches: dict[tuple[int, bool], list[Stretch]] = defaultdict(list)
         groups: list[Group] = []
-        decodes: dict[int, list[tuple[int, int, list[int]]]] = defaultdict(list)
         row = 0
         for piece in pieces:
             if len(piece.ids) == 1:
-                decodes[round_up(piece.end, SPAN)].append((row, piece.start, piece.table))
+                # Longer than needed costs less than another call, as long as it does not change the row's bits.
+                keys = lengths.padded(longest if lengths.free else piece.end)
+                stretches[keys, True].append(Stretch(row, piece.start, piece.end, piece.table))
             else:
-                start = piece.start
-                while start < piece.end:
-                    span = round_up(start + 1, SPAN)
-                    end = min(piece.end, span)
-                    offset = row + start - piece.start
-                    positions = torch.arange(start, end, device=self.device)[None]
-                    groups.append(
-                        Group(slice(offset, offset + end - start), positions, self._tables([piece.table], span), span)
-                    )
-                    start = end
+                for start, end, keys in lengths.cuts(piece.start, piece.end):
+                    stretch = Stretch(row + start - piece.start, start, end, piece.table)
+                    if end - start <= SHORT:
+                        stretches[keys, False].append(stretch)
+                    else:
+                        groups.append(self._group([stretch], keys))
             row += len(piece.ids)
-        for span, members in decodes.items():
-            positions = self._tensor([start for _, start, _ in members])[:, None]
-            tables = self._tables([table for *_, table in members], span)
-            groups.append(Group(self._tensor([row for row, *_ in members]), positions, tables, span))
-        return groups
+        return groups + [self._group(members, keys) for (keys, _), members in stretches.items()]
 
-    def _tables(self, tables: Seq[list[int]], span: int) -> torch.Tensor:
-        length = span // self.pool.block_size
-        return self._tensor([(table + [0] * length)[:length] for table in tables])
+    def _group(self, stretches: Seq[Stretch], keys: int) -> Group:
+        """Stretches as one group; the shorter ones are filled up by repeating their first row."""
+        length = max(stretch.end - stretch.start for stretch in stretches)
+        rows, live, positions = [], [], []
+        for index, stretch in enumerate(stretches):
+            count = stretch.end - stretch.start
+            steps = [*range(count), *[0] * (length - count)]
+            rows += [stretch.row + step for step in steps]
+            live += range(index * length, index * length + count)
+            positions.append([stretch.start + step for step in steps])
+        return Group(
+            self._tensor(rows) if len(stretches) > 1 else slice(rows[0], rows[0] + length),
+            self._tensor(positions),
+            self._pages([stretch.table for stretch in stretches], keys),
+            keys,
+            self._tensor(live) if len(live) < len(rows) else None,
+        )
+
+    def _pages(self, tables: Seq[list[int]], keys: int) -> torch.Tensor:
+        length = keys // self.pool.block_size
+        return self.pool.pages(self._tensor([(table + [0] * length)[:length] for table in tables]))
 
     def _tensor(self, values: Seq[Any]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
