@@ -4,7 +4,8 @@
     vllm serve FOLDER --served-model-name m --port 18601 …           (see docs/performance.md for the recipe)
     python -m benchmarks.engine_peers ours=http://127.0.0.1:18600 vllm=http://127.0.0.1:18601
 
-The first server named is the yardstick. Each round asks behind a system prompt that nobody has seen: once cold, then
+`NAME=URL,MODEL` is for servers that know only the oldest fields, like `transformers serve`. The first server named is
+the yardstick. Each round asks behind a system prompt that nobody has seen: once cold, then
 hits alone, then eight at once. 16 output tokens, greedy, streamed.
 """
 
@@ -24,17 +25,17 @@ from benchmarks.table import conditions, show
 HITS, AT_ONCE, PAUSE = 4, 8, 2.0
 
 
-async def first_token(url: str, system: str, question: str) -> float:
+async def first_token(url: str, system: str, question: str, plain: str) -> float:
     """Milliseconds to the first token of one request."""
     tally = Tally()
     async with aiohttp.ClientSession() as session:
-        await ask(session, url, system, question, tally)
+        await ask(session, url, system, question, tally, plain)
     return tally.ttft[0] * 1000
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("servers", nargs="+", help="NAME=URL")
+    parser.add_argument("servers", nargs="+", help="NAME=URL or NAME=URL,MODEL")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--note", default="", help="What should be said about the servers.")
     arguments = parser.parse_args()
@@ -42,14 +43,17 @@ def main() -> None:
     cold, hit, crowd = (defaultdict[str, list[float]](list) for _ in range(3))
     rates: dict[str, list[float]] = defaultdict(list)
     for number in range(arguments.rounds + 1):
-        for name, url in servers.items():
+        for name, where in servers.items():
+            url, _, plain = where.partition(",")
             time.sleep(PAUSE)  # some servers spin for a while after their last request
             system = f"Shop {time.time_ns()}. " + SENTENCE * 24
-            seen = asyncio.run(first_token(url, system, "Do you sell bells?"))
-            hits = [asyncio.run(first_token(url, system, f"Is frame {index} in stock?")) for index in range(HITS)]
+            seen = asyncio.run(first_token(url, system, "Do you sell bells?", plain))
+            hits = [
+                asyncio.run(first_token(url, system, f"Is frame {index} in stock?", plain)) for index in range(HITS)
+            ]
             tally = Tally()
             questions = [f"Does order {number}-{index} come with lights?" for index in range(AT_ONCE)]
-            asyncio.run(turn(url, system, questions, AT_ONCE, tally))
+            asyncio.run(turn(url, system, questions, AT_ONCE, tally, plain))
             if number:  # the first round warms up
                 cold[name].append(seen)
                 hit[name] += hits

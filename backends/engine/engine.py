@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Sequence_
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,10 @@ from backends.engine.tiers.contract import Tier
 from backends.engine.tiers.ladder import Ladder
 
 log = logging.getLogger("hitherto.engine")
+
+
+TOGETHER = 0.01
+"""Seconds that an idle engine waits for requests that are being read: a batch takes little longer than the first."""
 
 
 class EngineFull(Exception):
@@ -81,7 +86,7 @@ class Engine:
         self.scheduler = Scheduler(self.cache, limits, look_below)
         self._thread = thread or ThreadPoolExecutor(1, "engine")
         self._running: Future[None] | None = None
-        self._steps = 0
+        self._steps = self._coming = 0
         self._stopping = False
 
     @property
@@ -106,6 +111,16 @@ class Engine:
         if len(self.scheduler.waiting) + self._inbox.qsize() >= self._max_waiting:
             raise EngineFull
         self._inbox.put(lambda: self.scheduler.add(sequence))
+
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """A request is being read. An idle engine waits a moment for it, to compute those that come together together.
+        Call from one thread."""
+        self._coming += 1
+        try:
+            yield
+        finally:
+            self._coming -= 1
 
     def cancel(self, sequence: Sequence) -> None:
         """Stop computing for it. Nothing is emitted any more once the engine has seen this."""
@@ -234,12 +249,21 @@ class Engine:
         self._flush()
 
     def _drain(self, wait: bool) -> None:
-        while not self._inbox.empty() or wait:
-            action = self._inbox.get()
-            if action is None:
+        """Do what is in the inbox; `wait` for something to be there, and then a moment for what is being read."""
+        until = 0.0
+        if wait:
+            self._act(self._inbox.get())
+            until = time.monotonic() + TOGETHER
+        while not self._stopping:
+            left = until - time.monotonic() if self._coming else 0.0
+            try:
+                self._act(self._inbox.get(block=left > 0, timeout=max(left, 0.0)))
+            except queue.Empty:
                 return
+
+    def _act(self, action: Callable[[], None] | None) -> None:
+        if action is not None:
             action()
-            wait = False
 
 
 def _piece(chunk: Chunk) -> Piece:

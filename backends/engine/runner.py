@@ -105,7 +105,9 @@ class Runner:
     def _group(self, stretches: Seq[Stretch], keys: int) -> Group:
         """Stretches as one group; the shorter ones are filled up by repeating their first row."""
         length = max(stretch.end - stretch.start for stretch in stretches)
-        rows, live, positions = [], [], []
+        rows: list[int] = []
+        live: list[int] = []
+        positions = []
         for index, stretch in enumerate(stretches):
             count = stretch.end - stretch.start
             steps = [*range(count), *[0] * (length - count)]

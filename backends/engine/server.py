@@ -131,7 +131,8 @@ class EngineServer:
     async def _chat(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         request = parse_chat(openai_chat.parse(await asgi.read_body(receive, BODY_LIMIT)))
         caller = self._caller(scope, request)
-        prompt, grammar = await asyncio.to_thread(self._read_chat, request, caller)
+        with self.engine.expecting():
+            prompt, grammar = await asyncio.to_thread(self._read_chat, request, caller)
         sequences = self._sequences(request, [prompt], caller, grammar)
         names = frozenset(tool["function"]["name"] for tool in request.tools)
         choices = [
@@ -150,7 +151,8 @@ class EngineServer:
     async def _complete(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         request = parse_completion(openai_chat.parse(await asgi.read_body(receive, BODY_LIMIT)))
         caller = self._caller(scope, request)
-        prompts = await asyncio.to_thread(self._read_prompts, request, caller)
+        with self.engine.expecting():
+            prompts = await asyncio.to_thread(self._read_prompts, request, caller)
         sequences = self._sequences(request, prompts, caller, None)
         choices = []
         for index, sequence in enumerate(sequences):
