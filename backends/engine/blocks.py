@@ -1,4 +1,4 @@
-"""The accounts of the KV block pool: who holds a block, what it contains, which one goes next. No torch.
+"""The accounts of the KV block pool: who holds a block, what it contains, which one goes next. No torch, no clock.
 
 A block is in exactly one of three states, and `free + cached + used == total` holds after every call:
 
@@ -6,44 +6,64 @@ A block is in exactly one of three states, and `free + cached + used == total` h
 - *used*: referenced by at least one running sequence;
 - *cached*: referenced by nobody, but its content is known by a key and can be found again.
 
+Cached blocks give way in the order of a segmented LRU (Karedla, Love and Wherry 1994): first those that were never
+found again, so that a flood of single prompts does not wash out what many share; then those that were; pinned ones last.
+
 Block 0 is never handed out: it is where padding rows write and what padded block tables point to.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
+HITS_TO_KEEP = 2
+"""Finds after which a block counts as shared."""
 
 
 class BlockPool:
-    """Reference counts, keys and LRU order for `total` usable blocks (ids 1 … total)."""
+    """Reference counts, keys and eviction order for `total` usable blocks (ids 1 … total)."""
 
     def __init__(self, total: int) -> None:
         if total < 1:
             raise ValueError(f"a block pool needs at least one block, not {total}")
         self.total = total
         self.evictions = 0
+        self.now = 0.0
+        """What the owner's clock says; blocks remember it when they are released."""
         self._free = list(range(total, 0, -1))  # popped from the end: low ids first
-        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        # Least recently used first, with when that was. In the order in which they give way.
+        self._once: OrderedDict[int, float] = OrderedDict()
+        self._shared: OrderedDict[int, float] = OrderedDict()
+        self._pinned: OrderedDict[int, float] = OrderedDict()
+        self._segments = (self._once, self._shared, self._pinned)
+        self._most_shared = total * 3 // 4
         self._refs = [0] * (total + 1)
+        self._hits = [0] * (total + 1)
         self._key_of: dict[int, bytes] = {}
         self._by_key: dict[bytes, int] = {}
         self._tokens_of: dict[int, tuple[int, ...]] = {}
+        self._pins: set[bytes] = set()
 
     @property
     def available(self) -> int:
         """Blocks that `allocate` could hand out now."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + self.cached
 
     @property
     def cached(self) -> int:
-        return len(self._cached)
+        return sum(map(len, self._segments))
+
+    @property
+    def pinned(self) -> int:
+        """Keys that are pinned, here or not."""
+        return len(self._pins)
 
     def in_use(self, block: int) -> bool:
         return self._refs[block] > 0
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` blocks with one reference each, evicting the least recently used; None, and no change, if too few."""
+        """`count` blocks with one reference each, evicting others where needed; None, and no change, if too few."""
         if count > self.available:
             return None
         blocks = []
@@ -51,7 +71,7 @@ class BlockPool:
             if self._free:
                 block = self._free.pop()
             else:
-                block, _ = self._cached.popitem(last=False)
+                block, _ = next(segment for segment in self._segments if segment).popitem(last=False)
                 self._forget(block)
                 self.evictions += 1
             self._refs[block] = 1
@@ -66,11 +86,12 @@ class BlockPool:
         return block
 
     def retain(self, blocks: Iterable[int]) -> None:
-        """One more reference for each block."""
+        """One more reference for each block, which was found by its key."""
         for block in blocks:
             if self._refs[block] == 0:
-                del self._cached[block]  # KeyError here would mean a block that was never published
+                del self._segment(block)[block]  # KeyError here would mean a block that was never published
             self._refs[block] += 1
+            self._hits[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give back one reference each. Tails are released first, so that they are evicted before their heads."""
@@ -80,9 +101,40 @@ class BlockPool:
                 raise AssertionError(f"block {block} was released more often than retained")
             if self._refs[block] == 0:
                 if block in self._key_of:
-                    self._cached[block] = None
+                    self._keep(block)
                 else:
                     self._free.append(block)
+
+    def _keep(self, block: int) -> None:
+        if self._key_of[block] in self._pins:
+            self._pinned[block] = self.now
+        elif self._hits[block] < HITS_TO_KEEP:
+            self._once[block] = self.now
+        else:
+            self._shared[block] = self.now
+            if len(self._shared) > self._most_shared:
+                oldest, since = self._shared.popitem(last=False)
+                self._hits[oldest] = 0
+                self._once[oldest] = since
+
+    def _segment(self, block: int) -> OrderedDict[int, float]:
+        return next((segment for segment in self._segments if block in segment), self._once)
+
+    def pin(self, keys: Iterable[bytes]) -> None:
+        """Let these blocks, whether they are here already or come later, give way last."""
+        for key in keys:
+            self._pins.add(key)
+            block = self._by_key.get(key)
+            if block is not None and self._refs[block] == 0:
+                self._segment(block).pop(block)
+                self._pinned[block] = self.now
+
+    def unpin_all(self) -> None:
+        """Treat pinned blocks like all others again."""
+        self._pins.clear()
+        for block in list(self._pinned):
+            del self._pinned[block]
+            self._keep(block)
 
     def publish(self, block: int, key: bytes, tokens: Sequence[int]) -> None:
         """Make the content of a used block findable; call only when its forward pass is done.
@@ -95,30 +147,57 @@ class BlockPool:
             return
         self._by_key[key] = block
         self._key_of[block] = key
+        self._hits[block] = 0
         self._tokens_of[block] = tuple(tokens)
+
+    def expire(self, before: float) -> int:
+        """Forget cached blocks that were last used before that time, but for pinned ones; how many became free."""
+        count = 0
+        for segment in (self._once, self._shared):
+            while segment and next(iter(segment.values())) < before:
+                block, _ = segment.popitem(last=False)
+                self._forget(block)
+                self._free.append(block)
+                count += 1
+        return count
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """Let nobody find these blocks any more."""
+        for key in keys:
+            block = self._by_key.get(key)
+            if block is None:
+                continue
+            if self._refs[block] == 0:
+                self._segment(block).pop(block)
+                self._free.append(block)
+            self._forget(block)
 
     def drop_cached(self) -> int:
         """Forget all content (after a reload of the weights, or on demand); how many blocks became free."""
-        dropped = list(self._cached)
-        for block in dropped:
-            self._forget(block)
-            self._free.append(block)
-        self._cached.clear()
-        for block in list(self._key_of):  # still in use: they become free when released
+        dropped = [block for segment in self._segments for block in segment]
+        for segment in self._segments:
+            segment.clear()
+        self._free += dropped
+        for block in list(self._key_of):  # those in use become free when released
             self._forget(block)
         return len(dropped)
 
     def _forget(self, block: int) -> None:
         del self._by_key[self._key_of.pop(block)]
         del self._tokens_of[block]
+        self._hits[block] = 0
+
+    def _cached_blocks(self) -> Iterator[int]:
+        for segment in self._segments:
+            yield from segment
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the accounts do not add up."""
         used = {block for block in range(1, self.total + 1) if self._refs[block] > 0}
-        free, cached = set(self._free), set(self._cached)
-        if len(free) != len(self._free) or len(free) + len(cached) + len(used) != self.total:
-            raise AssertionError(f"free {len(free)} + cached {len(cached)} + used {len(used)} != {self.total}")
-        if free & cached or free & used or cached & used:
+        free, cached = set(self._free), set(self._cached_blocks())
+        if len(free) != len(self._free) or len(free) + self.cached + len(used) != self.total:
+            raise AssertionError(f"free {len(free)} + cached {self.cached} + used {len(used)} != {self.total}")
+        if free & cached or free & used or cached & used or len(cached) != self.cached:
             raise AssertionError("a block is in two states")
         if not cached <= set(self._key_of) or free & set(self._key_of):
             raise AssertionError("a cached block without a key, or a free one with a key")

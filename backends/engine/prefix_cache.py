@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from backends.engine.blocks import BlockPool
@@ -33,6 +34,10 @@ def extend_chain(chain: list[bytes], root: bytes, tokens: Sequence[int], block_s
         chain.append(hashlib.blake2b(parent + struct.pack(f"<{len(ids)}I", *ids), digest_size=32).digest())
 
 
+QUARANTINED = 4096
+"""Keys that are remembered."""
+
+
 class PrefixCache:
     """Looks prompts up in a block pool and publishes computed blocks into it."""
 
@@ -40,6 +45,15 @@ class PrefixCache:
         self.pool = pool
         self.root = root
         self.block_size = block_size
+        self.quarantined: OrderedDict[bytes, None] = OrderedDict()
+        """Keys whose content was once found to be wrong: neither found nor published again."""
+
+    def quarantine(self, keys: Sequence[bytes]) -> None:
+        """Let nobody use these blocks any more."""
+        self.pool.forget(keys)
+        self.quarantined.update(dict.fromkeys(keys))
+        while len(self.quarantined) > QUARANTINED:
+            self.quarantined.popitem(last=False)
 
     def match(self, tokens: Sequence[int], chain: Sequence[bytes]) -> list[int]:
         """The blocks of the longest known prefix. The last token is never matched: its logits are needed."""
@@ -47,7 +61,7 @@ class PrefixCache:
         size = self.block_size
         for index in range(min(len(chain), (len(tokens) - 1) // size)):
             block = self.pool.find(chain[index], tokens[index * size : (index + 1) * size])
-            if block is None:
+            if block is None or chain[index] in self.quarantined:
                 break
             blocks.append(block)
         return blocks
@@ -59,5 +73,7 @@ class PrefixCache:
         size = self.block_size
         full = min(computed // size, len(chain))
         for index in range(published, full):
+            if chain[index] in self.quarantined:
+                continue
             self.pool.publish(table[index], chain[index], tokens[index * size : (index + 1) * size])
         return max(full, published)

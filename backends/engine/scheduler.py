@@ -1,9 +1,11 @@
 """Which tokens are computed in the next step. No torch, no clock.
 
 Every running sequence that has only its last token left to compute gets that one (decode); the rest of the step's
-token budget goes to prompts in order of arrival, in chunks (as in Sarathi-Serve's chunked prefill). A prompt whose
-next unknown block is just being computed by another one waits for it instead of computing it twice. When blocks run
-out, the youngest sequence goes back to the queue and recomputes later (as vLLM's recompute preemption).
+token budget goes to prompts, in chunks (as in Sarathi-Serve's chunked prefill). Who starts next: of the tenant that was
+served least (a virtual token counter, Sheng et al. 2024), the prompt with the longest known prefix (as SGLang's "lpm"),
+unless somebody has been overtaken too often. A prompt whose next unknown block is just being computed by another one
+waits for it instead of computing it twice. When blocks run out, the youngest sequence goes back to the queue and
+recomputes later (as vLLM's recompute preemption). Background work gets what nobody else wants.
 """
 
 from __future__ import annotations
@@ -35,6 +37,12 @@ class Chunk:
         if sequence.params.prompt_logprobs is not None and self.start < len(sequence.prompt):
             return self.end - self.start
         return int(self.samples)
+
+
+CANDIDATES = 32
+"""Waiting sequences, from the oldest on, among which the next one is chosen."""
+PATIENCE = 16
+"""Who was overtaken so many times is next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.counters = Counters()
+        self._served: dict[str, float] = {}
+        """Tokens computed for each tenant with work here, from a common start."""
 
     @property
     def idle(self) -> bool:
@@ -81,6 +91,11 @@ class Scheduler:
         return self.pool.total * self.cache.block_size
 
     def add(self, sequence: Sequence) -> None:
+        busy = {item.tenant for item in (*self.running, *self.waiting)}
+        if sequence.tenant not in busy:  # whoever was away has saved up nothing
+            least = min((self._served.get(tenant, 0.0) for tenant in busy), default=0.0)
+            self._served = {tenant: self._served.get(tenant, 0.0) - least for tenant in busy}
+            self._served[sequence.tenant] = 0.0
         self.waiting.append(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -97,14 +112,16 @@ class Scheduler:
         budget = self.limits.step_tokens
         chunks: list[Chunk] = []
         preemptions = self.counters.preemptions
-        for sequence in list(self.running):  # decodes first: they are short and somebody is reading along
+        foreground = any(not item.background and not item.loading for item in (*self.running, *self.waiting))
+        running = [item for item in self.running if not (foreground and item.background)]
+        for sequence in running:  # decodes first: they are short and somebody is reading along
             if sequence.state is State.RUNNING and len(sequence.tokens) - sequence.computed == 1:
                 budget -= self._plan(sequence, 1, chunks)
-        for sequence in list(self.running):
+        for sequence in running:
             if budget > 0 and sequence.state is State.RUNNING and len(sequence.tokens) - sequence.computed > 1:
                 budget -= self._plan(sequence, budget, chunks)
-        if budget > 0 and self.counters.preemptions == preemptions:  # else the victims would come straight back
-            self._admit(budget, chunks)
+        if self.counters.preemptions == preemptions:  # else the victims would come straight back
+            self._admit(budget, chunks, foreground)
         return [chunk for chunk in chunks if chunk.sequence.state is State.RUNNING]
 
     def computed(self, chunks: list[Chunk]) -> None:
@@ -112,40 +129,63 @@ class Scheduler:
         for chunk in chunks:
             sequence = chunk.sequence
             sequence.computed = chunk.end
+            self._served[sequence.tenant] = self._served.get(sequence.tenant, 0.0) + chunk.end - chunk.start
+            if sequence.private:
+                continue
             self._extend(sequence)
             sequence.published = self.cache.publish(
                 sequence.tokens, sequence.chain, sequence.table, sequence.computed, sequence.published
             )
 
-    def _admit(self, budget: int, chunks: list[Chunk]) -> None:
+    def _admit(self, budget: int, chunks: list[Chunk], foreground: bool) -> None:
         pending = self._pending_keys()
-        for sequence in list(self.waiting):
-            if budget <= 0 or len(self.running) >= self.limits.max_running:
-                return
-            if sequence.loading:
-                continue
+        candidates = [item for item in self.waiting if not item.loading and not (foreground and item.background)]
+        known = {}
+        for sequence in candidates[:CANDIDATES]:
             self._extend(sequence)
-            # A cache holds no logits, so a prompt whose log-probabilities are wanted is computed whole.
-            reads = sequence.params.prompt_logprobs is None or sequence.output_len > 0
-            matched = self.cache.match(sequence.tokens, sequence.chain) if reads else []
+            known[sequence] = self.cache.match(sequence.tokens, sequence.chain) if sequence.reads_cache else []
+        while known and budget > 0:
+            sequence = min(known, key=lambda item: self._rank(item, len(known[item])))
+            matched = self.cache.match(sequence.tokens, sequence.chain) if known.pop(sequence) else []
             following = sequence.chain[len(matched) : (len(sequence.tokens) - 1) // self.cache.block_size]
-            if reads and following and following[0] in pending:
-                self.counters.follower_waits += 1
-                continue  # its leader publishes the block within a step or two
-            if reads and following and not sequence.looked_below:
-                sequence.looked_below = True
-                sequence.loading = self._look_below(sequence, len(matched))
-                if sequence.loading:
-                    continue
-            needed = -(-len(sequence.tokens) // self.cache.block_size) - len(matched)
-            reserve = len(self.running)  # every running sequence may need one more block at any time
-            matched_cached = sum(1 for block in matched if not self.pool.in_use(block))
-            if self.running and needed + reserve > self.pool.available - matched_cached:
-                return  # strictly in order of arrival: nobody is overtaken for being long
+            if sequence.reads_cache and following:
+                if following[0] in pending:
+                    self.counters.follower_waits += 1
+                    continue  # its leader publishes the block within a step or two
+                if not sequence.looked_below:
+                    sequence.looked_below = True
+                    sequence.loading = self._look_below(sequence, len(matched))
+                    if sequence.loading:
+                        continue
+            while not self._fits(sequence, matched):
+                backgrounds = [item for item in self.running if item.background]
+                if sequence.background or not backgrounds:
+                    return  # nobody overtakes the next one for being short
+                self._preempt(backgrounds[-1])
+            for other in self.waiting:
+                if other is sequence:
+                    break
+                other.overtaken += not other.loading
             self.waiting.remove(sequence)
             self._start(sequence, matched)
             budget -= self._plan(sequence, budget, chunks)
-            pending.update(following)
+            if not sequence.private:
+                pending.update(following)
+
+    def _fits(self, sequence: Sequence, matched: list[int]) -> bool:
+        """Whether there is a place and memory for one more; alone it always fits."""
+        if len(self.running) >= self.limits.max_running:
+            return False
+        needed = -(-len(sequence.tokens) // self.cache.block_size) - len(matched)
+        reserve = len(self.running)  # every running sequence may need one more block at any time
+        matched_cached = sum(1 for block in matched if not self.pool.in_use(block))
+        return not self.running or needed + reserve <= self.pool.available - matched_cached
+
+    def _rank(self, sequence: Sequence, matched: int) -> tuple[bool, float, int]:
+        """Who starts first: the lowest, of equals the oldest."""
+        if sequence.overtaken >= PATIENCE:
+            return (False, 0.0, 0)
+        return (True, self._served.get(sequence.tenant, 0.0), -matched)
 
     def _start(self, sequence: Sequence, matched: list[int]) -> None:
         self.pool.retain(matched)
@@ -169,7 +209,7 @@ class Scheduler:
             if blocks is not None:
                 sequence.table.extend(blocks)
                 break
-            victim = self.running[-1]
+            victim = next((item for item in reversed(self.running) if item.background), self.running[-1])
             self._preempt(victim)
             if victim is sequence:
                 return 0
@@ -194,7 +234,8 @@ class Scheduler:
 
     def _pending_keys(self) -> set[bytes]:
         """Keys of prompt blocks that running sequences are about to compute."""
-        return {key for sequence in self.running for key in sequence.chain[sequence.published :]}
+        shared = (sequence for sequence in self.running if not sequence.private)
+        return {key for sequence in shared for key in sequence.chain[sequence.published :]}
 
 
 def _sources(cached: int, loaded: Mapping[str, int]) -> dict[str, int]:

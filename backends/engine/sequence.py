@@ -79,6 +79,11 @@ class Sequence:
     params: SamplingParams
     salt: str = ""
     tenant: str = ""
+    """Who it is for: the computer's time is shared fairly between tenants."""
+    background: bool = False
+    """Computed only while nobody else has anything to compute."""
+    private: bool = False
+    """Neither reads the prefix cache nor writes to it."""
     emit: Callable[[Emission], None] = lambda emission: None
     eos: frozenset[int] = frozenset()
     constraint: Constraint | None = None
@@ -98,6 +103,8 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of the prompt's tokens but the first, as far as computed; only where asked for."""
     sampler_state: Any = None
+    overtaken: int = 0
+    """Later arrivals that were started before it."""
     looked_below: bool = False
     """Lower tiers were asked for its missing blocks; they are asked once."""
     loading: bool = False
@@ -110,6 +117,11 @@ class Sequence:
     def cached_tokens(self) -> int:
         """Tokens of the prompt that were not computed."""
         return sum((self.sources or {}).values())
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether its prompt may be found in the cache, which holds no logits."""
+        return not self.private and (self.params.prompt_logprobs is None or self.output_len > 0)
 
     @property
     def output(self) -> list[int]:

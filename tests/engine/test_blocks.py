@@ -53,6 +53,24 @@ class PoolMachine(RuleBasedStateMachine):
         self.holders.remove(table)
         self.pool.release(table)
 
+    @rule(key=st.integers(0, 4))
+    def pin(self, key: int) -> None:
+        self.pool.pin([b"key%d" % key])
+
+    @rule(key=st.integers(0, 4))
+    def forget(self, key: int) -> None:
+        self.pool.forget([b"key%d" % key])
+        assert self.pool.find(b"key%d" % key, [1, 2]) is None
+
+    @rule()
+    def unpin(self) -> None:
+        self.pool.unpin_all()
+
+    @rule(age=st.floats(0.5, 3.0))
+    def time_goes_by(self, age: float) -> None:
+        self.pool.now += 1.0
+        self.pool.expire(self.pool.now - age)
+
     @rule()
     def drop(self) -> None:
         self.pool.drop_cached()
@@ -96,3 +114,65 @@ def test_releasing_too_often_is_an_error_not_a_leak() -> None:
     pool.release(table)
     with pytest.raises(AssertionError):
         pool.release(table)
+
+
+def fill(pool: BlockPool, name: bytes) -> None:
+    (block,) = pool.allocate(1) or []
+    pool.publish(block, name, [0])
+    pool.release([block])
+
+
+def hit(pool: BlockPool, name: bytes) -> None:
+    block = pool.find(name, [0])
+    assert block is not None
+    pool.retain([block])
+    pool.release([block])
+
+
+def test_a_flood_of_single_prompts_does_not_wash_out_what_is_shared() -> None:
+    pool = BlockPool(8)
+    for name in (b"shared", b"pinned"):
+        fill(pool, name)
+    pool.pin([b"pinned"])
+    hit(pool, b"shared")
+    hit(pool, b"shared")
+    for number in range(50):
+        fill(pool, b"%d" % number)
+    assert pool.find(b"shared", [0]) is not None and pool.find(b"pinned", [0]) is not None
+    pool.check_integrity()
+
+
+def test_under_pressure_even_pinned_blocks_give_way_the_others_first() -> None:
+    pool = BlockPool(3)
+    fill(pool, b"once")
+    fill(pool, b"pinned")
+    pool.pin([b"pinned"])
+    fill(pool, b"shared")
+    hit(pool, b"shared")
+    hit(pool, b"shared")
+    for gone in (b"once", b"shared", b"pinned"):
+        assert pool.find(gone, [0]) is not None
+        assert pool.allocate(1)
+        assert pool.find(gone, [0]) is None
+
+
+def test_what_is_shared_may_not_take_all_and_ages() -> None:
+    pool = BlockPool(4)
+    for name in (b"a", b"b", b"c", b"d"):
+        fill(pool, name)
+        hit(pool, name)
+        hit(pool, name)
+    assert pool.allocate(1)
+    assert pool.find(b"a", [0]) is None, "the least recently used of the shared ones is as good as any"
+
+
+def test_a_block_is_gone_when_nobody_used_it_for_long_unless_pinned() -> None:
+    pool = BlockPool(4)
+    for name in (b"old", b"pinned", b"used"):
+        fill(pool, name)
+    pool.pin([b"pinned"])
+    pool.now = 10.0
+    hit(pool, b"used")
+    assert pool.expire(5.0) == 1
+    assert pool.find(b"old", [0]) is None
+    assert pool.find(b"used", [0]) is not None and pool.find(b"pinned", [0]) is not None

@@ -181,3 +181,107 @@ def test_finishing_twice_is_harmless() -> None:
     scheduler.finish(item)
     scheduler.finish(item)
     scheduler.pool.check_integrity()
+
+
+def test_tenants_take_turns_however_many_requests_one_of_them_has() -> None:
+    scheduler = make(total=64, step_tokens=8, max_running=1)
+    many = [sequence(f"a{number}", [number, *range(20, 27)], max_tokens=1) for number in range(10)]
+    few = [sequence(f"b{number}", [50 + number, *range(60, 67)], max_tokens=1) for number in range(3)]
+    for item in many:
+        item.tenant = "a"
+        scheduler.add(item)
+    for item in few:
+        item.tenant = "b"
+        scheduler.add(item)
+    order = [name for _ in range(40) for name in step(scheduler)]
+    assert [name[0] for name in order[:7]] in (list("abababa"), list("abababb"))
+    run(scheduler)
+
+
+def test_whoever_was_away_has_saved_up_nothing() -> None:
+    scheduler = make(total=64, step_tokens=8, max_running=1)
+    for number in range(8):
+        item = sequence(f"a{number}", [number, *range(20, 27)], max_tokens=1)
+        item.tenant = "a"
+        scheduler.add(item)
+        run(scheduler)
+    items = [(tenant, sequence(f"{tenant}{number}", [hash((tenant, number)) % 99, *range(30, 37)], max_tokens=1))
+             for number in range(4) for tenant in ("a", "b")]  # fmt: skip
+    for tenant, item in items:
+        item.tenant = tenant
+        scheduler.add(item)
+    order = [name[0] for _ in range(20) for name in step(scheduler)]
+    assert sorted(order[:4]) == list("aabb"), "b, who comes new, does not get all turns first"
+
+
+def test_the_longest_known_prefix_goes_first_but_nobody_waits_for_ever() -> None:
+    scheduler = make(total=64, step_tokens=64, max_running=1)
+    seen = list(range(12))
+    scheduler.add(sequence("seed", seen, max_tokens=1))
+    run(scheduler)
+    scheduler.add(sequence("cold", list(range(50, 62)), max_tokens=1))
+    order: list[str] = []
+    for number in range(40):
+        scheduler.add(sequence(f"warm{number}", [*seen, 70 + number], max_tokens=1))
+        order += step(scheduler)
+    assert order[0].startswith("warm"), "a known prefix is cheap, and goes first"
+    assert 10 <= order.index("cold") <= 17
+
+
+def test_background_work_steps_aside_and_goes_on_later() -> None:
+    scheduler = make(total=8, step_tokens=8)
+    quiet = sequence("quiet", list(range(24)), max_tokens=2)
+    quiet.background = True
+    scheduler.add(quiet)
+    assert step(scheduler) == ["quiet"]
+    loud = sequence("loud", list(range(40, 48)), max_tokens=6)
+    scheduler.add(loud)
+    ran = [step(scheduler) for _ in range(6)]
+    assert ran == [["loud"]] * 6
+    run(scheduler)
+    assert quiet.output_len == 2 and loud.output_len == 6
+
+
+def test_background_work_gives_its_memory_and_its_place_to_others() -> None:
+    scheduler = make(total=6, step_tokens=16, max_running=1)
+    quiet = sequence("quiet", list(range(16)), max_tokens=4)
+    quiet.background = True
+    scheduler.add(quiet)
+    step(scheduler)
+    loud = sequence("loud", list(range(40, 56)), max_tokens=2)
+    scheduler.add(loud)
+    assert step(scheduler) == ["loud"]
+    run(scheduler)
+    assert quiet.output_len == 4 and loud.output_len == 2
+
+
+def test_private_work_leaves_no_trace_and_finds_none() -> None:
+    scheduler = make()
+    scheduler.add(sequence("public", list(range(10))))
+    run(scheduler)
+    before = scheduler.pool.cached
+    hidden = sequence("private", list(range(10)))
+    hidden.private = True
+    scheduler.add(hidden)
+    run(scheduler)
+    assert hidden.cached_tokens == 0 and scheduler.pool.cached == before
+    other = sequence("other", list(range(100, 110)))
+    other.private = True
+    scheduler.add(other)
+    run(scheduler)
+    assert scheduler.pool.cached == before
+
+
+def test_a_quarantined_block_is_neither_found_nor_published_again() -> None:
+    scheduler = make()
+    for name in ("a", "b"):
+        last = sequence(name, list(range(13)))
+        scheduler.add(last)
+        run(scheduler)
+    assert last.cached_tokens == 12
+    scheduler.cache.quarantine(last.chain[1:2])
+    for _ in range(2):
+        again = sequence("c", list(range(13)))
+        scheduler.add(again)
+        run(scheduler)
+        assert again.cached_tokens == 4
