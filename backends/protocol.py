@@ -78,6 +78,8 @@ class Usage:
     prompt: int
     completion: int
     cached: int | None = None
+    sources: Mapping[str, int] = field(default_factory=dict)
+    """Of `cached`, how many were found in which KV tier, where the backend tells."""
 
 
 @dataclass(frozen=True, slots=True)

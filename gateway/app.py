@@ -21,7 +21,7 @@ from backends import asgi
 from backends.build import build
 from gateway import errors
 from gateway.api import admin, chat, health, models, passthrough
-from gateway.api.auth import OpenAuth, TransparentAuth
+from gateway.api.auth import OPEN, OpenAuth, TransparentAuth
 from gateway.api.endpoint import Endpoint
 from gateway.cache.answers import Answers
 from gateway.cache.semantic import Semantic
@@ -31,6 +31,7 @@ from gateway.dispatch import Dispatch
 from gateway.metrics import Metrics
 from gateway.pipeline import Pipeline
 from gateway.stores.sqlite import SQLiteAnswers
+from gateway.templates import Templates, Warmer
 
 log = logging.getLogger("hitherto")
 
@@ -60,7 +61,9 @@ def create_app(settings: Settings, shared: bool = False) -> Application:
     store = _answer_store(settings.data / "answers.sqlite", notes)
     semantic = settings.cache.semantic
     answers = Answers(store, int(settings.cache.size), semantic.deadline if semantic else 0.0, metrics, shared=shared)
-    pipeline = Pipeline(answers, dispatch, settings.cache.rules())
+    templates = Templates(settings.declared_templates())
+    warmer = Warmer(templates, dispatch, OPEN)
+    pipeline = Pipeline(answers, dispatch, settings.cache.rules(), templates)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -72,6 +75,8 @@ def create_app(settings: Settings, shared: bool = False) -> Application:
             if semantic:
                 answers.semantic = await _semantic_tier(settings, notes)
             await answers.open()
+            stack.push_async_callback(warmer.close)
+            await warmer.open()
             yield
 
     app = FastAPI(title="Hitherto", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
@@ -79,7 +84,7 @@ def create_app(settings: Settings, shared: bool = False) -> Application:
     endpoint = chat.ChatEndpoint(pipeline, auth, metrics, limit)
     app.include_router(health.router(backends, notes, metrics))
     if is_loopback(settings.host):
-        app.include_router(admin.router(backends))
+        app.include_router(admin.router(backends, warmer))
     if not settings.transparent:
         app.include_router(models.router(dispatch))
     app.router.routes.append(Route("/v1/{path:path}", passthrough.Passthrough(dispatch, auth, metrics, limit)))

@@ -126,11 +126,20 @@ def verify(
 
 
 @app.command()
+def warm(url: Annotated[str, typer.Option(help="A running gateway.")] = "http://127.0.0.1:8080") -> None:
+    """Compute the KV of the declared templates on every engine, so that the first request behind them is a hit."""
+    from gateway.prefixes import warm as warm_templates
+
+    if not warm_templates(url):
+        raise typer.Exit(1)
+
+
+@app.command()
 def doctor(url: Annotated[str, typer.Option(help="A running gateway.")] = "http://127.0.0.1:8080") -> None:
     """Say which prefixes were not reused, and which small difference in the prompts is to blame."""
-    from gateway.doctor import run
+    from gateway.prefixes import doctor as report
 
-    run(url)
+    report(url)
 
 
 cache_app = typer.Typer(no_args_is_help=True, help="Look into the answer cache.")

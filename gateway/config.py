@@ -13,6 +13,7 @@ from backends.config import BackendConfig
 from backends.engine.config import EngineConfig
 from backends.protocol import Duration
 from embedder.config import EmbedderConfig
+from gateway.templates import Normalisation, Template
 from policies.cacheability import CacheRules, Sampling
 from policies.routing import Target
 
@@ -78,6 +79,33 @@ class ModelConfig(_Section):
         )
 
 
+class TemplateConfig(_Section):
+    """A system prompt that clients call by name."""
+
+    system: str | None = None
+    system_file: Path | None = None
+    """Relative to the folder of the configuration file."""
+    warm: bool = True
+    normalise: tuple[Normalisation, ...] = ()
+
+    @model_validator(mode="after")
+    def _one_text(self) -> TemplateConfig:
+        if (self.system is None) == (self.system_file is None):
+            raise ValueError("a template has either system or system_file")
+        if not self.text():
+            raise ValueError("the system prompt is empty")
+        return self
+
+    def text(self) -> str:
+        """The prompt. Raises ValueError naming a file that cannot be read."""
+        if self.system_file is None:
+            return self.system or ""
+        try:
+            return self.system_file.expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"system_file: {self.system_file} cannot be read: {error}") from error
+
+
 class Settings(_Section):
     """Everything that `hitherto.yaml` can say, with its defaults: one local model, cached, on loopback."""
 
@@ -87,6 +115,7 @@ class Settings(_Section):
     embedder: EmbedderConfig = EmbedderConfig()
     backends: dict[str, BackendConfig] = {"local": EngineConfig(model=DEFAULT_MODEL)}
     models: dict[str, ModelConfig] = Field(default_factory=dict)
+    templates: dict[str, TemplateConfig] = {}
     cache: CacheConfig = CacheConfig()
     body_limit: ByteSize = Field(default=ByteSize(32 << 20), gt=0)
     transparent: str | None = Field(default=None, exclude=True, repr=False)
@@ -129,6 +158,9 @@ class Settings(_Section):
 
     def routes(self) -> dict[str, tuple[Target, ...]]:
         return {name: entry.targets() for name, entry in self.models.items()}
+
+    def declared_templates(self) -> list[Template]:
+        return [Template(name, entry.text(), entry.warm, entry.normalise) for name, entry in self.templates.items()]
 
     def check_exposure(self) -> None:
         """Refuse to offer configured backends to a network while nobody has to show a key."""
@@ -182,7 +214,21 @@ def load(path: Path | None, **changes: Any) -> Settings:
         raise ConfigError(f"{path}: the file must be a mapping of settings")
     if "transparent" in values:
         raise ConfigError(f"{path}: transparent is not a setting of the file; use hitherto serve --upstream URL")
-    return _validated({**values, **changes}, str(path), node)
+    return _validated({**_beside(path, values), **changes}, str(path), node)
+
+
+def _beside(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """The same values with the templates' files looked for beside the configuration file."""
+    templates = values.get("templates")
+    if not isinstance(templates, dict):
+        return values
+    found = {
+        name: {**entry, "system_file": str(path.parent / Path(entry["system_file"]).expanduser())}
+        if isinstance(entry, dict) and isinstance(entry.get("system_file"), str)
+        else entry
+        for name, entry in templates.items()
+    }
+    return {**values, "templates": found}
 
 
 def _validated(values: dict[str, Any], source: str, node: yaml.Node | None) -> Settings:

@@ -100,9 +100,12 @@ class Dispatch:
     def _headers(self, headers: Mapping[str, str], backend: Backend, tenant: Tenant) -> dict[str, str]:
         sent = {**forwarded(headers), **tenant.credentials}
         if backend.kind == "engine":
-            # Prefix KV is as private as answers are. Keyed, so that a tenant's name cannot be guessed into its salt.
-            sent["x-hitherto-salt"] = hmac.new(self._salt_key, tenant.name.encode(), hashlib.sha256).hexdigest()
+            sent["x-hitherto-salt"] = self.salt(tenant)
         return sent
+
+    def salt(self, tenant: Tenant) -> str:
+        """Prefix KV is as private as answers are. Keyed, so that a tenant's name cannot be guessed into its salt."""
+        return hmac.new(self._salt_key, tenant.name.encode(), hashlib.sha256).hexdigest()
 
 
 def forwarded(headers: Mapping[str, str]) -> dict[str, str]:

@@ -62,7 +62,11 @@ class Metrics:
         )
         self.tokens = Counter("hitherto_tokens_total", "Tokens.", ["tenant", "model", "kind"], registry=r)
         self.kv_bytes = Gauge("hitherto_kv_bytes", "Bytes of KV by tier.", ["tier"], registry=r)
+        self.kv_loads = Counter("hitherto_kv_loads_total", "Loads of KV from lower tiers.", ["tier"], registry=r)
         self.kv_load_seconds = Counter("hitherto_kv_load_seconds", "Time spent loading KV.", ["tier"], registry=r)
+        self.kv_checks = Counter(
+            "hitherto_kv_checks_total", "Reused prefixes computed once more.", ["result"], registry=r
+        )
         self.kv_evictions = Counter("hitherto_kv_evictions_total", "KV blocks that gave way.", ["tier"], registry=r)
         self.faults = Counter("hitherto_faults_total", "Faults that were survived.", ["part"], registry=r)
 
@@ -98,6 +102,9 @@ class Metrics:
         for tier, facts in state["tiers"].items():
             self.kv_bytes.labels(tier).set(facts["bytes"])
             self._advance(self.kv_load_seconds, backend, tier, facts["load_seconds"])
+            self._advance(self.kv_loads, backend, tier, facts["loads"])
+        self._advance(self.kv_checks, backend, "same", state["shadow_checks"] - state["shadow_mismatches"])
+        self._advance(self.kv_checks, backend, "different", state["shadow_mismatches"])
 
     def _advance(self, counter: Counter, backend: str, tier: str, total: float) -> None:
         """Bring a counter up to another process's total, which starts over when that process does."""

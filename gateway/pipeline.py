@@ -17,6 +17,7 @@ from gateway.cache.key import key_digest, scope_digest
 from gateway.dispatch import Dispatch, Dispatched, forwarded
 from gateway.errors import NotCached, refusal
 from gateway.logs import new_id
+from gateway.templates import Templates
 from policies.cacheability import CacheRules, parse_controls
 
 COPY_LIMIT = 4 << 20
@@ -68,14 +69,15 @@ class Served:
 class Pipeline:
     """Serves one chat request at a time, any number at once."""
 
-    def __init__(self, answers: Answers, dispatch: Dispatch, rules: CacheRules) -> None:
-        self._answers, self._dispatch, self._rules = answers, dispatch, rules
+    def __init__(self, answers: Answers, dispatch: Dispatch, rules: CacheRules, templates: Templates) -> None:
+        self._answers, self._dispatch, self._rules, self._templates = answers, dispatch, rules, templates
 
     async def serve(self, request: Incoming) -> Served:
         """The answer to a chat completion request, from the cache or a backend. Raises what `errors` has a word for."""
         started = time.perf_counter()
         headers, tenant = request.headers, request.tenant
-        view = openai_chat.view(openai_chat.parse(request.body))
+        body, raw = self._templates.applied(openai_chat.parse(request.body), request.body, headers)
+        view = openai_chat.view(body)
         controls = parse_controls(headers)
         target = self._dispatch.identity(view.model)
         try:
@@ -94,9 +96,7 @@ class Pipeline:
             raise NotCached(f"only-if-cached: no stored answer ({lookup.reason})")
         overhead = time.perf_counter() - started
         request.watch.start()
-        dispatched = await self._dispatch.open(
-            "/chat/completions", request.query, headers, request.body, view.model, tenant
-        )
+        dispatched = await self._dispatch.open("/chat/completions", request.query, headers, raw, view.model, tenant)
         served = self._relayed(question, lookup, dispatched, started)
         served.overhead = overhead
         return served

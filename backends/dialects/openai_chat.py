@@ -259,7 +259,9 @@ def usage_of(body: Mapping[str, Any]) -> Usage | None:
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
     if not isinstance(prompt, int) or not isinstance(completion, int):
         return None
-    return Usage(prompt, completion, cached if isinstance(cached, int) else None)
+    tiers = details.get("cached_by_tier") if isinstance(details, dict) else None
+    sources = {str(name): n for name, n in tiers.items() if isinstance(n, int)} if isinstance(tiers, dict) else {}
+    return Usage(prompt, completion, cached if isinstance(cached, int) else None, sources)
 
 
 _SHARED = ("model", "system_fingerprint", "service_tier")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -33,11 +34,14 @@ def main() -> None:
         config = EngineConfig.model_validate_json(arguments.config)
     except ValidationError as error:
         _fail(f"engine {arguments.name}: {error}")
-    serve(arguments.name, config, arguments.data, arguments.listen)
+    serve(arguments.name, config, arguments.data, arguments.listen, arguments.with_parent)
 
 
-def serve(name: str, config: EngineConfig, data: Path, listen: str) -> None:
-    """Load the model and serve it until a signal comes. Exits with a line for the operator when it cannot."""
+def serve(name: str, config: EngineConfig, data: Path, listen: str, supervised: bool = False) -> None:
+    """Load the model and serve it until a signal comes. Exits with a line for the operator when it cannot.
+
+    `supervised`: somebody starts it again when it ends.
+    """
     # Read by OpenMP when torch is loaded. Its threads wait for work by spinning: without a limit they bring a machine
     # with other things to do to a standstill, without any spinning each of a step's 300 products is woken for.
     if "OMP_WAIT_POLICY" not in os.environ:
@@ -47,15 +51,23 @@ def serve(name: str, config: EngineConfig, data: Path, listen: str) -> None:
     try:
         import uvicorn
 
+        from backends.engine.epoch import Epoch
         from backends.engine.load import load
         from backends.engine.lower import build_tiers
         from backends.engine.server import EngineServer
 
         tiers = build_tiers(config.kv, data)
-        loaded = thread.submit(load, config, data, logging.getLogger("hitherto.engine").info).result()
+        epoch = Epoch(data / "engines" / f"{name}.epoch")
+        say = logging.getLogger("hitherto.engine").info
+        loaded = thread.submit(load, config, data, say, epoch.read()).result()
     except (ValueError, OSError, ImportError) as error:
         _fail(f"engine {name}: {error}")
-    server = EngineServer(loaded, config, name, thread, tiers)
+
+    def reload() -> None:
+        epoch.raise_by_one()
+        os.kill(os.getpid(), signal.SIGTERM)  # requests under way are finished; the supervisor starts the next one
+
+    server = EngineServer(loaded, config, name, thread, tiers, reload if supervised else None)
     where = _address(listen)
     options: dict[str, Any] = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 30}
     # Not uvicorn.run, which at its end removes the socket's path, whoever may have made it by then. Idle connections

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from backends.engine import models
 from backends.engine.config import EngineConfig
@@ -28,13 +31,17 @@ class EngineBackend:
             socket=self.supervisor.socket,
             starting=lambda: self.supervisor.failure or "the engine is starting",
         )
+        # What operators do stands beside the API, out of reach of clients whose requests are passed on.
+        self._admin = Upstream(name, "engine", "http://engine/admin", socket=self.supervisor.socket)
 
     async def start(self) -> None:
         await self._upstream.start()
+        await self._admin.start()
         self.supervisor.start()
 
     async def stop(self) -> None:
         await self._upstream.stop()
+        await self._admin.stop()
         await self.supervisor.stop()
 
     async def open(self, call: Call) -> Reply:
@@ -50,15 +57,36 @@ class EngineBackend:
 
     async def _ask(self, path: str) -> dict[str, Any] | None:
         try:
-            value = await self._upstream.get_json(path)
+            value = await self._admin.get_json(path)
         except BackendError:
             return None
         return value if isinstance(value, dict) else None
 
     async def purge(self) -> None:
         """Forget all KV that no running request holds, in every tier. Raises a `BackendError`."""
-        reply = await self._upstream.open(Call("POST", "/kv/purge", "", {}, b""))
-        await reply.close()
+        await self._order("/kv/purge")
+
+    async def warm(self, messages: Sequence[Mapping[str, Any]], salt: str) -> dict[str, Any]:
+        """Compute the KV of a conversation's beginning in the background, and keep it. Raises a `BackendError`."""
+        return await self._order("/kv/warm", {"messages": messages}, {"x-hitherto-salt": salt})
+
+    async def reload(self) -> None:
+        """Start the engine over with the model as it is on disk now; KV of before is not found again. Raises a
+        `BackendError`."""
+        await self._order("/reload")
+
+    async def _order(
+        self, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        sent = {"content-type": "application/json", **(headers or {})}
+        reply = await self._admin.open(Call("POST", path, "", sent, orjson.dumps(body or {})))
+        try:
+            answer = orjson.loads(b"".join([chunk async for chunk in reply.chunks()]))
+        finally:
+            await reply.close()
+        if reply.status >= 400:
+            raise BackendError(self.name, answer["error"]["message"])
+        return dict(answer)
 
     async def ready(self) -> str:
         try:

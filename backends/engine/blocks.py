@@ -7,7 +7,7 @@ A block is in exactly one of three states, and `free + cached + used == total` h
 - *cached*: referenced by nobody, but its content is known by a key and can be found again.
 
 Cached blocks give way in the order of a segmented LRU (Karedla, Love and Wherry 1994): first those that were never
-found again, so that a flood of single prompts does not wash out what many share; then those that were; pinned ones last.
+found again, so that a flood of single prompts does not wash out what many share; then those that were; pinned last.
 
 Block 0 is never handed out: it is where padding rows write and what padded block tables point to.
 """

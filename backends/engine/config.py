@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
 
 from backends.protocol import Duration, Secret
 
@@ -49,8 +49,10 @@ class KVConfig(BaseModel):
     """A tier in the engine's memory, beside the device; of use with a GPU."""
     disk: DiskConfig | None = None
     redis: RedisConfig | None = None
+    int8: bool = False
+    """Keep KV in lower tiers as 8-bit integers: half the bytes, no longer exact; `hitherto verify` tells the effect."""
     ttl: Duration = 7 * 86400.0
-    """Blocks in lower tiers that were stored longer ago are gone."""
+    """Blocks in lower tiers that were stored longer ago are gone, and so are those on the device unused for so long."""
     deadline: Duration = 2.0
     """The longest that a request waits for lower tiers before it computes."""
 
@@ -71,6 +73,8 @@ class EngineConfig(BaseModel):
     block: Literal[4, 8, 16, 32, 64] = 16
     """Tokens per KV block, the unit of prefix reuse."""
     prefix_cache: bool = True
+    verify_share: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of answers behind a reused prefix that are computed once more without it, in the background."""
     max_running: int = Field(default=32, ge=1)
     """Requests computed at once; more wait in the queue."""
     max_waiting: int = Field(default=256, ge=1)
@@ -78,3 +82,9 @@ class EngineConfig(BaseModel):
     step_tokens: int = Field(default=512, ge=32)
     """Tokens per forward pass: larger is faster for long prompts, smaller is smoother for those who read along."""
     kv: KVConfig = KVConfig()
+
+    @model_validator(mode="after")
+    def _exact(self) -> EngineConfig:
+        if self.verify_share and self.kv.int8:
+            raise ValueError("verify_share needs exact KV, which kv.int8 gives up; leave one of them out")
+        return self

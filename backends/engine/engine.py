@@ -22,6 +22,7 @@ from backends.engine.runner import Piece
 from backends.engine.sampler import logprobs, sample
 from backends.engine.scheduler import Chunk, Limits, Scheduler
 from backends.engine.sequence import Emission, Sequence
+from backends.engine.shadow import Shadow
 from backends.engine.tiers.contract import Tier
 from backends.engine.tiers.ladder import Ladder
 
@@ -50,6 +51,11 @@ class Stats:
     prompt_tokens: int
     cached_tokens: Mapping[str, int]
     steps: int
+    pinned_blocks: int
+    shadow_checks: int
+    shadow_mismatches: int
+    late_loads: int
+    dropped_writes: int
 
 
 class Engine:
@@ -79,11 +85,14 @@ class Engine:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.lower: Lower | None = None
         if tiers and config.prefix_cache:
-            ladder = Ladder(tiers, loaded.root)
+            ladder = Ladder(tiers, loaded.root, loaded.codec if config.kv.int8 else None)
             self.lower = Lower(ladder, self.cache, loaded.runner.pool, config.kv.deadline, self._inbox.put)
         limits = Limits(config.max_running, config.step_tokens)
         look_below = self.lower.look if self.lower else lambda *_: False
         self.scheduler = Scheduler(self.cache, limits, look_below)
+        self._ttl = config.kv.ttl
+        delete = self.lower.ladder.delete if self.lower else lambda keys: None
+        self.shadow = Shadow(config.verify_share, self.cache, delete)
         self._thread = thread or ThreadPoolExecutor(1, "engine")
         self._running: Future[None] | None = None
         self._steps = self._coming = 0
@@ -143,7 +152,26 @@ class Engine:
             prompt_tokens=scheduler.counters.prompt_tokens,
             cached_tokens=dict(scheduler.counters.cached_tokens),
             steps=self._steps,
+            pinned_blocks=pool.pinned,
+            shadow_checks=self.shadow.checked,
+            shadow_mismatches=self.shadow.mismatches,
+            late_loads=self.lower.late if self.lower else 0,
+            dropped_writes=self.lower.ladder.dropped if self.lower else 0,
         )
+
+    def pin(self, keys: Sequence_[bytes]) -> Future[bool]:
+        """Let these blocks give way last, here and now or when they come back. False: half of the pool is pinned."""
+        done: Future[bool] = Future()
+
+        def work() -> None:
+            pool = self.cache.pool
+            fits = pool.pinned + len(keys) <= pool.total // 2
+            if fits:
+                pool.pin(keys)
+            done.set_result(fits)
+
+        self._inbox.put(work)
+        return done
 
     def purge(self) -> Future[None]:
         """Forget all KV that no running request holds, in every tier; done when the future is."""
@@ -166,6 +194,7 @@ class Engine:
             state.tier.name: {
                 "bytes": state.bytes_used,
                 "hits": state.hits,
+                "loads": state.loads,
                 "faults": state.faults,
                 "unsound": state.unsound,
                 "skipped": state.skipped,
@@ -207,6 +236,8 @@ class Engine:
             sequence.emit(Emission(token, chosen, finish, sources=sequence.sources or {}))
             if finish:
                 self.scheduler.finish(sequence)
+                if twin := self.shadow.twin(sequence):
+                    self.scheduler.add(twin)
         if not self._reuse:
             self.cache.pool.drop_cached()
         self._steps += 1
@@ -234,11 +265,15 @@ class Engine:
             self._crashed()
 
     def _loop(self) -> None:
+        pool, next_look = self.cache.pool, 0.0
         while not self._stopping:
             self._drain(wait=self.scheduler.idle)
             if self.lower is not None:
                 self.lower.give_up_late()
-            started = time.monotonic()
+            started = pool.now = time.monotonic()
+            if started >= next_look:
+                pool.expire(started - self._ttl)
+                next_look = started + 1.0
             self.step()
             self._flush()
             if not self.scheduler.running and self.scheduler.waiting and time.monotonic() - started < 0.001:

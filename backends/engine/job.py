@@ -13,7 +13,7 @@ import orjson
 
 from backends import asgi
 from backends.dialects.openai_chat import USAGE_COMMENT
-from backends.engine.engine import Engine, EngineFull
+from backends.engine.engine import Engine
 from backends.engine.request import Wanted
 from backends.engine.responses import Piece, Shape, error_body
 from backends.engine.sequence import Emission, TokenLogprobs
@@ -119,6 +119,8 @@ class Job:
         self.arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
         self.sources: Counter[str] = Counter()
         """Prompt tokens that were reused, by tier."""
+        self.choices_each = request.choices
+        """Of one prompt."""
         self._engine, self._request, self._shape, self._choices = engine, request, shape, choices
         self._head = {
             "id": f"{shape.prefix}{uuid.uuid4().hex}",
@@ -144,8 +146,6 @@ class Job:
                 await asgi.send_stream(send, 200, [asgi.SSE, *headers], self._events(first, pieces))
             else:
                 await asgi.send_json(send, 200, await self._whole(first, pieces), headers)
-        except EngineFull:
-            raise EngineError(503, "the engine's queue is full") from None
         finally:
             for sequence in self.sequences:
                 self._engine.cancel(sequence)

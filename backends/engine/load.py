@@ -16,6 +16,7 @@ from backends.engine.kv_pool import KVPool, block_bytes
 from backends.engine.prefix_cache import root_key
 from backends.engine.runner import Runner
 from backends.engine.text import Text
+from backends.engine.tiers.int8 import Int8
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,15 @@ class Loaded:
     """Rows of the embedding: token ids must be below."""
     dtype: str
     self_test_difference: float
+    codec: Int8
+    """Of this model's blocks, should they be wanted smaller."""
 
 
-def load(config: EngineConfig, data: Path, say: Callable[[str], None]) -> Loaded:
-    """Load, reserve, test. Raises `ModelNotFound`, `UnsupportedModel` or ValueError with a line for the operator."""
+def load(config: EngineConfig, data: Path, say: Callable[[str], None], epoch: int = 0) -> Loaded:
+    """Load, reserve, test. KV of another `epoch` is not found again.
+
+    Raises `ModelNotFound`, `UnsupportedModel` or ValueError with a line for the operator.
+    """
     from transformers import AttentionInterface, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -66,10 +72,12 @@ def load(config: EngineConfig, data: Path, say: Callable[[str], None]) -> Loaded
     difference = verify.self_test(runner, reference, prompt, dtype)
     pool.data.zero_()
     identity = {
-        "schema": "1",
+        "schema": "2",
         "weights": models.fingerprint(folder),
         "dtype": str(dtype),
         "block": str(config.block),
+        "codec": "int8" if config.kv.int8 else "raw",
+        "epoch": str(epoch),
         "device": device.type,
         # Other kernels give other bits, and a shared tier may be filled by another machine.
         "kernels": torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else torch.cuda.get_device_name(),
@@ -86,7 +94,8 @@ def load(config: EngineConfig, data: Path, say: Callable[[str], None]) -> Loaded
     )
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     name = str(dtype).removeprefix("torch.")
-    return Loaded(runner, text, root_key(identity), frozenset(eos_ids), context, vocabulary, name, difference)
+    codec = Int8(pool.layers, pool.kv_heads, pool.block_size, pool.head_dim, name)
+    return Loaded(runner, text, root_key(identity), frozenset(eos_ids), context, vocabulary, name, difference, codec)
 
 
 def _device(wanted: str) -> torch.device:

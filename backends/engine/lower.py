@@ -72,8 +72,10 @@ class Lower:
         """Begin to look for the blocks of a prompt after the matched ones."""
         size = self._cache.block_size
         last = (len(sequence.tokens) - 1) // size
+        barred = self._cache.quarantined
+        last = next((index for index in range(matched, last) if sequence.chain[index] in barred), last)
         wanted = [
-            Wanted(sequence.chain[index], tuple(sequence.tokens[index * size : (index + 1) * size]))
+            Wanted(sequence.chain[index], tuple(sequence.tokens[index * size : (index + 1) * size]), index == 0)
             for index in range(matched, last)
         ]
         load = self.ladder.find(wanted, lambda done: self._post(lambda: self._arrived(done)))
@@ -84,7 +86,10 @@ class Lower:
         """Blocks `start … end-1` of a sequence have become findable on the device: write them behind."""
         size = self._cache.block_size
         for index in range(start, end):
-            block = Wanted(sequence.chain[index], tuple(sequence.tokens[index * size : (index + 1) * size]))
+            if sequence.chain[index] in self._cache.quarantined:
+                continue
+            tokens = tuple(sequence.tokens[index * size : (index + 1) * size])
+            block = Wanted(sequence.chain[index], tokens, index == 0)
             self.ladder.store(block, self._pool.read_block(sequence.table[index]))
 
     def give_up_late(self) -> None:
@@ -101,7 +106,8 @@ class Lower:
         if waiting is None:
             return  # too late
         pool = self._cache.pool
-        for block, payload in zip(load.wanted, load.payloads, strict=False):
+        loaded = waiting.sequence.loaded
+        for block, payload, source in zip(load.wanted, load.payloads, load.sources, strict=False):
             if pool.find(block.key, block.tokens) is not None:
                 continue
             if len(payload) != self._pool.data[0].nbytes:
@@ -112,6 +118,7 @@ class Lower:
             self._pool.write_block(allocated[0], payload)
             pool.publish(allocated[0], block.key, block.tokens)
             pool.release(allocated)
+            loaded[source] = loaded.get(source, 0) + len(block.tokens)
         self._release(waiting)
 
     def _release(self, waiting: _Waiting) -> None:

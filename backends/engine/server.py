@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 import os
+import time
 import uuid
 from collections.abc import Callable
 from collections.abc import Sequence as Sequence_
@@ -18,8 +19,9 @@ from backends.dialects import openai_chat
 from backends.dialects.openai_chat import MalformedRequest
 from backends.engine.config import EngineConfig
 from backends.engine.doctor import PrefixDoctor
-from backends.engine.engine import Engine
+from backends.engine.engine import Engine, EngineFull
 from backends.engine.grammar import Grammars, calls_grammar, json_grammar
+from backends.engine.hot import HotPrefixes
 from backends.engine.job import Arrival, Choice, EngineError, Job
 from backends.engine.load import Loaded
 from backends.engine.request import (
@@ -31,7 +33,7 @@ from backends.engine.request import (
     parse_completion,
 )
 from backends.engine.responses import ChatShape, CompletionShape, error_body
-from backends.engine.sequence import Constraint, Sequence
+from backends.engine.sequence import Constraint, SamplingParams, Sequence
 from backends.engine.text import TemplateError
 from backends.engine.tiers.contract import Tier
 from backends.engine.tools import ToolCalls, call_schema
@@ -59,11 +61,15 @@ class EngineServer:
         model_name: str,
         thread: ThreadPoolExecutor,
         tiers: Sequence_[Tier] = (),
+        reload: Callable[[], None] | None = None,
     ) -> None:
+        """`reload` starts the process over with the model as it is on disk then; None where nobody would restart it."""
         self.text = loaded.text
         self.eos = loaded.eos
         self.model_name = model_name
         self.doctor = PrefixDoctor(loaded.text.decode_all)
+        self.hot = HotPrefixes(loaded.text.decode_all)
+        self._block, self._reload, self.boot = config.block, reload, uuid.uuid4().hex
         self._outbox: list[tuple[asyncio.Queue[Arrival], Arrival]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self.engine = Engine(loaded, config, self._flush, lambda: os._exit(70), thread, tiers)
@@ -75,6 +81,7 @@ class EngineServer:
             "block": config.block,
             "block_bytes": loaded.runner.pool.data[0].nbytes,
             "self_test_difference": loaded.self_test_difference,
+            "boot": self.boot,
         }
 
     async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
@@ -86,12 +93,16 @@ class EngineServer:
             await self._guarded(self._chat, scope, receive, send)
         elif route == ("POST", "/v1/completions"):
             await self._guarded(self._complete, scope, receive, send)
-        elif route in (("GET", "/health"), ("GET", "/v1/state")):
+        elif route in (("GET", "/health"), ("GET", "/admin/state")):
             state = {"status": "ok", **self.info, **dataclasses.asdict(self.engine.stats())}
             await asgi.send_json(send, 200, {**state, "tiers": self.engine.tier_stats()})
-        elif route == ("GET", "/v1/doctor"):
-            await asgi.send_json(send, 200, self.doctor.report())
-        elif route == ("POST", "/v1/kv/purge"):
+        elif route == ("GET", "/admin/doctor"):
+            await asgi.send_json(send, 200, {**self.doctor.report(), "hot": self.hot.report()})
+        elif route == ("POST", "/admin/kv/warm"):
+            await self._guarded(self._warm, scope, receive, send)
+        elif route == ("POST", "/admin/reload"):
+            await self._start_over(send)
+        elif route == ("POST", "/admin/kv/purge"):
             await asyncio.wrap_future(self.engine.purge())
             await asgi.send_json(send, 200, {"purged": True})
         elif route == ("GET", "/v1/models"):
@@ -125,6 +136,8 @@ class EngineServer:
             await _send_error(send, 400, str(error), error.param, error.code)
         except TemplateError as error:
             await _send_error(send, 400, str(error), "messages")
+        except EngineFull:
+            await _send_error(send, 503, "the engine's queue is full")
         except EngineError as error:
             await _send_error(send, error.status, str(error))
 
@@ -170,6 +183,47 @@ class EngineServer:
             watch.start()
             await job.answer(send)
         self.doctor.reused(job.cached)
+        for sequence in job.sequences[:: job.choices_each]:
+            if sequence.cached_tokens:
+                last = sequence.chain[sequence.cached_tokens // self._block - 1]
+                self.hot.found(last, sequence.prompt[: sequence.cached_tokens])
+
+    async def _warm(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        """Compute the KV of a conversation's beginning in the background, and keep it."""
+        body = openai_chat.parse(await asgi.read_body(receive, BODY_LIMIT))
+        # Whatever follows: the beginning is what two conversations that go on differently have in common.
+        turns = [{"role": "user", "content": text} for text in ("A", "9")]
+        messages = body.get("messages")
+        started = time.monotonic()
+        requests = [parse_chat({**body, "messages": [*(messages or ()), turn]}) for turn in turns]
+        one, other = [
+            await asyncio.to_thread(self.text.encode_chat, item.messages, item.tools, item.template_options)
+            for item in requests
+        ]
+        common = next((index for index, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), 0)
+        blocks = common // self._block
+        if not blocks:
+            raise BadRequest(f"messages have fewer than {self._block} tokens in common with what follows", "messages")
+        caller = self._caller(scope, requests[0])
+        request = dataclasses.replace(requests[0], params=SamplingParams(1, temperature=0.0), choices=1)
+        (sequence,) = self._sequences(request, [one[: blocks * self._block]], caller, None)
+        sequence.background = True
+        arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
+        self.listen(sequence, arrivals, 0)
+        self.engine.submit(sequence)
+        _, emission = await arrivals.get()
+        if emission.token is None:
+            raise EngineError(500 if emission.finish == "error" else 503, emission.error or emission.finish)
+        pinned = await asyncio.wrap_future(self.engine.pin(sequence.chain[:blocks]))
+        facts = {"tokens": blocks * self._block, "cached_tokens": sequence.cached_tokens, "pinned": pinned}
+        await asgi.send_json(send, 200, {**facts, "seconds": round(time.monotonic() - started, 3)})
+
+    async def _start_over(self, send: asgi.Send) -> None:
+        if self._reload is None:
+            await _send_error(send, 409, "this engine was started by hand; restart it by hand")
+            return
+        await asgi.send_json(send, 202, {"reloading": True})
+        self._reload()
 
     def _caller(self, scope: asgi.Scope, request: Wanted) -> Caller:
         tenant = asgi.header_map(scope).get("x-hitherto-salt", "")

@@ -36,6 +36,11 @@ class Outcome:
     prompt_tokens: int
     cached_tokens: int
     first_difference: int | None
+    output_tokens: int = 0
+    lossy: bool = False
+    """The tier does not promise the same bits (`kv.int8`): a difference is its price, not a fault."""
+    logprob_change: float = 0.0
+    """The mean difference of the tokens' log-probabilities, as far as the tokens are the same."""
 
 
 Trace = list[tuple[int, float]]
@@ -55,7 +60,7 @@ def verify(
         for prompt, tokens, want in zip(prompts, ids, expected, strict=True):
             _run(engine, tokens)
             got, cached = _run(engine, tokens)
-            yield Outcome("device", prompt, len(tokens), cached, _difference(want, got))
+            yield _outcome("device", prompt, len(tokens), cached, want, got)
     with tempfile.TemporaryDirectory() as folder:
         tiers: list[Tier] = [RamTier(_TIER_BYTES, 3600.0), DiskTier(Path(folder), _TIER_BYTES, 3600.0)]
         for tier in [*tiers, redis] if redis is not None else tiers:
@@ -76,7 +81,7 @@ def _through(
         assert engine.lower is not None
         for prompt, tokens, want in cases:
             got, cached = _run(engine, tokens)
-            yield Outcome(tier.name, prompt, len(tokens), cached, _difference(want, got))
+            yield _outcome(tier.name, prompt, len(tokens), cached, want, got, config.kv.int8)
             forgotten = threading.Event()
 
             def forget(engine: Engine = engine, forgotten: threading.Event = forgotten) -> None:
@@ -136,9 +141,13 @@ def _run(engine: Engine, prompt: list[int]) -> tuple[Trace, int]:
     return trace, request.cached_tokens
 
 
-def _difference(want: Trace, got: Trace) -> int | None:
-    if want == got:
-        return None
-    return next(
-        (index for index, (a, b) in enumerate(zip(want, got, strict=False)) if a != b), min(len(want), len(got))
-    )
+def _outcome(
+    tier: str, prompt: str, prompt_tokens: int, cached: int, want: Trace, got: Trace, lossy: bool = False
+) -> Outcome:
+    tokens = next((index for index, (a, b) in enumerate(zip(want, got, strict=False)) if a[0] != b[0]), len(want))
+    changes = [abs(a[1] - b[1]) for a, b in zip(want[:tokens], got[:tokens], strict=False)]
+    first = tokens if tokens < len(want) else None
+    if want != got and not lossy:  # equal, not close
+        first = next((index for index, (a, b) in enumerate(zip(want, got, strict=False)) if a != b), len(got))
+    change = sum(changes) / len(changes) if changes else 0.0
+    return Outcome(tier, prompt, prompt_tokens, cached, first, len(want), lossy, change)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
+from fastapi.responses import JSONResponse
 
 from backends.engine.backend import EngineBackend
 from backends.protocol import Backend
+from gateway.templates import Warmer
 
 
-def router(backends: Mapping[str, Backend]) -> APIRouter:
+def router(backends: Mapping[str, Backend], warmer: Warmer) -> APIRouter:
     """What can be done to a running gateway."""
     api = APIRouter(prefix="/admin")
 
@@ -28,5 +31,19 @@ def router(backends: Mapping[str, Backend]) -> APIRouter:
         for engine in engines.values():
             await engine.purge()
         return {"purged": list(engines)}
+
+    @api.post("/prefix/warm")
+    async def warm() -> list[dict[str, Any]]:
+        """Compute the templates' KV wherever it is not there yet."""
+        return [asdict(done) for done in await warmer.warm()]
+
+    @api.post("/engines/{name}/reload")
+    async def reload(name: str) -> JSONResponse:
+        """Start an engine over with the model as it is on disk now."""
+        if name not in engines:
+            known = ", ".join(engines) or "none"
+            return JSONResponse({"error": {"message": f"there is no engine {name!r} (known: {known})"}}, 404)
+        await engines[name].reload()
+        return JSONResponse({"reloading": name}, 202)
 
     return api

@@ -104,10 +104,11 @@ class Endpoint(ABC):
             (series.ttft_hit if cached else series.ttft_miss).observe(served.first - served.started)
             line["ttft"] = round(served.first - served.started, 6)
         if usage is not None:
-            source = "device" if served.backend_kind == "engine" else "upstream"
+            sources = usage.sources if served.backend_kind == "engine" else {"upstream": cached}
             series.prompt.inc(max(0, usage.prompt))
             series.completion.inc(max(0, usage.completion))
-            self._metrics.prefix_tokens.labels(source).inc(cached)
+            for source, tokens in sources.items():
+                self._metrics.prefix_tokens.labels(source).inc(max(0, tokens))
             self._metrics.prefix_tokens.labels("computed").inc(max(0, usage.prompt - cached))
             line |= {"prompt_tokens": usage.prompt, "completion_tokens": usage.completion, "cached_tokens": cached}
         logs.request_line(line)

@@ -12,6 +12,7 @@ from backends.engine.tiers import ladder as module
 from backends.engine.tiers.codec import Unsound, seal, unseal
 from backends.engine.tiers.ladder import Ladder, Load, Wanted
 from backends.engine.tiers.ram import RamTier
+from tests.conftest import eventually
 
 ROOT = root_key({"model": "test"})
 
@@ -54,7 +55,7 @@ def find(ladder: Ladder, numbers: Sequence[int]) -> list[bytes]:
 
 @pytest.fixture
 def make() -> Callable[..., Ladder]:
-    return lambda *tiers, clock=None: Ladder(tiers, ROOT, clock) if clock else Ladder(tiers, ROOT)
+    return lambda *tiers, clock=None: Ladder(tiers, ROOT, clock=clock) if clock else Ladder(tiers, ROOT)
 
 
 def test_what_is_stored_reaches_every_tier_and_is_found_up_to_a_gap(make: Callable[..., Ladder]) -> None:
@@ -161,3 +162,39 @@ def test_clearing_forgets_what_waits_and_what_is_there(make: Callable[..., Ladde
     ladder.clear()
     assert find(ladder, [1]) == []
     ladder.close()
+
+
+def test_a_block_says_where_it_was_and_climbs_only_after_it_was_handed_over(make: Callable[..., Ladder]) -> None:
+    upper, lower = Named("ram"), Named("disk")
+    ladder = make(upper, lower)
+    lower.put(wanted(2).key, seal(ROOT, wanted(2).key, wanted(2).tokens, b"2"))
+    upper.put(wanted(1).key, seal(ROOT, wanted(1).key, wanted(1).tokens, b"1"))
+    there: list[int] = []
+    done = threading.Event()
+    loads: list[Load] = []
+
+    def on_done(load: Load) -> None:
+        there.append(upper.has([wanted(2).key]))
+        loads.append(load)
+        done.set()
+
+    ladder.find([wanted(1), wanted(2)], on_done)
+    assert done.wait(10)
+    assert loads[0].sources == ["ram", "disk"] and there == [0], "nobody waits for the copy"
+    assert eventually(lambda: upper.has([wanted(2).key]))
+
+
+def test_deleted_blocks_are_gone_from_every_tier_and_from_the_queue(make: Callable[..., Ladder]) -> None:
+    upper, lower = Named("ram"), Named("disk")
+    ladder = make(upper, lower)
+    for number in (1, 2):
+        ladder.store(wanted(number), b"x")
+    assert eventually(lambda: lower.has([wanted(1).key, wanted(2).key]) == 2)
+    upper.hold.clear()
+    for number in (3, 4, 5):
+        ladder.store(wanted(number), b"x")
+    ladder.delete([wanted(1).key, wanted(5).key])
+    upper.hold.set()
+    assert eventually(lambda: not lower.has([wanted(1).key]))
+    assert eventually(lambda: lower.has([wanted(4).key]) == 1)
+    assert not upper.has([wanted(5).key]) and not lower.has([wanted(5).key]) and lower.has([wanted(2).key])

@@ -144,3 +144,70 @@ def test_a_cancelled_request_leaves_a_load_behind_that_harms_nobody(
         warm, cached = ask(second, "List three colours.")
         assert warm == cold and cached > 200
         assert eventually(lambda: second.cache.pool.available == second.cache.pool.total)
+
+
+def test_it_is_told_in_which_tier_the_reused_tokens_were(
+    loaded: Loaded, thread: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    with engine(loaded, thread, tmp_path, **DISK) as first:
+        ask(first, "How deep is the sea?")
+    with engine(loaded, thread, tmp_path, **DISK) as second:
+        _, cached = ask(second, "How deep is the sea?")
+        assert dict(second.scheduler.counters.cached_tokens) == {"disk": cached}
+        _, again = ask(second, "How deep is the sea?")
+        assert dict(second.scheduler.counters.cached_tokens) == {"disk": cached, "device": again}
+
+
+def test_eight_bit_blocks_are_half_as_large_and_say_nearly_the_same(
+    loaded: Loaded, thread: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    sizes = {}
+    for int8 in (False, True):
+        data = tmp_path / str(int8)
+        with engine(loaded, thread, data, int8=int8, **DISK) as first:
+            cold, _ = ask(first, "What is the capital of France?")
+        with engine(loaded, thread, data, int8=int8, **DISK) as second:
+            warm, cached = ask(second, "What is the capital of France?")
+            assert cached > 200 and warm[:4] == cold[:4]
+            sizes[int8] = second.tier_stats()["disk"]["bytes"]
+    assert sizes[False] > 1 << 20, "known from the start, before anything is written"
+    assert sizes[True] < 0.62 * sizes[False]
+
+
+def spoil(engine: Engine) -> None:
+    """Change KV in the device's pool behind everybody's back, as a broken machine would."""
+    done = threading.Event()
+
+    def work() -> None:
+        engine.loaded.runner.pool.data[1:].neg_()
+        done.set()
+
+    engine.run_on_engine_thread(work)
+    assert done.wait(10)
+
+
+def test_a_wrong_block_is_found_out_and_taken_out_of_use(
+    loaded: Loaded, thread: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    settings = KVConfig(device=256 << 20, ram=1 << 28)  # type: ignore[arg-type]
+    config = EngineConfig(model="x", kv=settings, verify_share=1.0)
+    watched = Engine(loaded, config, thread=thread, tiers=build_tiers(settings, tmp_path))
+    watched.start()
+    try:
+        right, _ = ask(watched, "What is the capital of France?")
+        same, cached = ask(watched, "What is the capital of France?")
+        assert same == right and cached > 200
+        assert eventually(lambda: watched.stats().shadow_checks == 1, 30)
+        assert watched.stats().shadow_mismatches == 0
+        spoil(watched)
+        wrong, _ = ask(watched, "What is the capital of France?")
+        assert wrong != right, "the test must do harm to prove anything"
+        assert eventually(lambda: watched.stats().shadow_mismatches == 1, 30)
+        mended, reused = ask(watched, "What is the capital of France?")
+        assert mended == right and reused == 0
+        assert watched.lower is not None
+        key = next(iter(watched.cache.quarantined))
+        assert eventually(lambda: not watched.lower.ladder.states[0].tier.has([key]))  # type: ignore[union-attr]
+    finally:
+        watched.stop()
+        watched.cache.pool.check_integrity()

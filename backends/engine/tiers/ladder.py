@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from backends.engine.tiers.codec import Unsound, seal, unseal
 from backends.engine.tiers.contract import Tier
+from backends.engine.tiers.int8 import Codec, Raw
 
 log = logging.getLogger("hitherto.engine")
 
@@ -35,6 +36,8 @@ class Wanted:
 
     key: bytes
     tokens: tuple[int, ...]
+    first: bool = False
+    """The beginning of a prompt."""
 
 
 @dataclass
@@ -47,6 +50,7 @@ class TierState:
     faults_in_row: int = 0
     open_until: float = 0.0
     hits: int = 0
+    loads: int = 0
     faults: int = 0
     unsound: int = 0
     skipped: int = 0
@@ -72,13 +76,22 @@ class Load:
     wanted: Sequence[Wanted]
     on_done: Callable[[Load], None]
     payloads: list[memoryview] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    """In which tier each of them was."""
     abandoned: bool = False
 
 
 class Ladder:
     """Lower tiers, fastest first. `store` and `find` are for the engine's thread and return at once."""
 
-    def __init__(self, tiers: Sequence[Tier], root: bytes, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        root: bytes,
+        codec: Codec | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._codec = codec or Raw()
         self.states = [TierState(tier) for tier in tiers]
         self.dropped = 0
         self.prefill_rate: float | None = None
@@ -88,10 +101,13 @@ class Ladder:
         self._root, self._clock = root, clock
         self._urgent: deque[Callable[[], None]] = deque()
         self._stores: deque[tuple[Wanted, bytes]] = deque()
+        self._promoted: list[tuple[TierState, bytes, bytes]] = []
+        """Blocks found in a lower tier, and the tiers above that should have them."""
         self._closing = False
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="kv-tiers", daemon=True)
         self._thread.start()
+        self._at_once(self._measure_all)  # a tier may hold blocks of an earlier run
 
     def store(self, block: Wanted, payload: bytes) -> None:
         """Write a block behind; dropped, and counted, when too many wait."""
@@ -114,10 +130,23 @@ class Ladder:
         def work() -> None:
             for state in self.states:
                 self._guarded(state, state.tier.clear)
-                self._measure(state)
+            self._measure_all()
 
         with self._wake:
             self._stores.clear()
+        self._at_once(work)
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Forget blocks in every tier: what is in them is wrong."""
+
+        def work() -> None:
+            for state in self.states:
+                for key in keys:
+                    self._guarded(state, lambda tier=state.tier, key=key: tier.delete(key))  # type: ignore[misc]
+
+        with self._wake:
+            wrong = set(keys)
+            self._stores = deque(item for item in self._stores if item[0].key not in wrong)
         self._at_once(work)
 
     def close(self) -> None:
@@ -149,11 +178,15 @@ class Ladder:
                 return
 
     def _write(self, block: Wanted, payload: bytes) -> None:
-        sealed = seal(self._root, block.key, block.tokens, payload)
+        sealed = seal(self._root, block.key, block.tokens, self._codec.encode(payload, block.first))
         for state in self.states:
             self._guarded(state, lambda tier=state.tier: tier.has([block.key]) or tier.put(block.key, sealed))  # type: ignore[misc]
             if not self._stores:
                 self._measure(state)
+
+    def _measure_all(self) -> None:
+        for state in self.states:
+            self._measure(state)
 
     def _measure(self, state: TierState) -> None:
         size = self._guarded(state, lambda: state.tier.bytes_used)
@@ -167,6 +200,9 @@ class Ladder:
                     self._load_from(position, state, missing, load)
         finally:
             load.on_done(load)
+        for state, key, sealed in self._promoted:  # nobody waits for these any more
+            self._guarded(state, lambda tier=state.tier, key=key, sealed=sealed: tier.put(key, sealed))  # type: ignore[misc]
+        self._promoted.clear()
 
     def _load_from(self, position: int, state: TierState, missing: Sequence[Wanted], load: Load) -> None:
         keys = [block.key for block in missing]
@@ -181,11 +217,12 @@ class Ladder:
             if sealed is None or payload is None:
                 break
             load.payloads.append(payload)
+            load.sources.append(state.tier.name)
             size += len(sealed)
-            for upper in self.states[:position]:
-                self._guarded(upper, lambda tier=upper.tier, key=block.key, data=sealed: tier.put(key, data))  # type: ignore[misc]
+            self._promoted += [(upper, block.key, sealed) for upper in self.states[:position]]
             state.hits += 1
         seconds = self._clock() - started
+        state.loads += 1
         state.loaded_bytes += size
         state.load_seconds += seconds
         if size and seconds > 0:
@@ -208,7 +245,7 @@ class Ladder:
         if sealed is None:
             return None
         try:
-            return unseal(sealed, self._root, block.key, block.tokens)
+            return self._codec.decode(unseal(sealed, self._root, block.key, block.tokens))
         except Unsound as error:
             state.unsound += 1
             log.warning("KV tier %s held a block that is not usable (%s); it is removed", state.tier.name, error)
