@@ -66,7 +66,7 @@ def run(settings: Settings, backend: str | None, file: Path | None) -> bool:
 
 
 def _effect(tier: str, outcomes: Sequence[Outcome]) -> str:
-    """What 8-bit KV does to the text."""
+    """What inexact KV does to the text."""
     same = sum(outcome.first_difference is None for outcome in outcomes)
     agreed = [
         (o.output_tokens if o.first_difference is None else o.first_difference) / max(1, o.output_tokens)
@@ -74,6 +74,6 @@ def _effect(tier: str, outcomes: Sequence[Outcome]) -> str:
     ]
     change = statistics.mean(outcome.logprob_change for outcome in outcomes)
     return (
-        f"{tier} holds 8-bit KV, which is not exact: {same} of {len(outcomes)} answers are the same, the others agree "
+        f"{tier} does not promise the same bits: {same} of {len(outcomes)} answers are the same, the others agree "
         f"up to some token ({statistics.mean(agreed):.0%} of all tokens), log-probabilities change by {change:.3f}"
     )

@@ -31,7 +31,7 @@ class Loaded:
     vocabulary: int
     """Rows of the embedding: token ids must be below."""
     dtype: str
-    self_test_difference: float
+    tested: verify.SelfTest
     codec: Int8
     """Of this model's blocks, should they be wanted smaller."""
 
@@ -41,7 +41,7 @@ def load(config: EngineConfig, data: Path, say: Callable[[str], None], epoch: in
 
     Raises `ModelNotFound`, `UnsupportedModel` or ValueError with a line for the operator.
     """
-    from transformers import AttentionInterface, AutoModelForCausalLM
+    from transformers import AttentionInterface
     from transformers.utils import logging
 
     if config.threads:
@@ -52,24 +52,27 @@ def load(config: EngineConfig, data: Path, say: Callable[[str], None], epoch: in
     dtype = _dtype(config.dtype, device)
     say(f"loading {folder.name} as {str(dtype).removeprefix('torch.')} on {device.type}")
     AttentionInterface.register(attention.NAME, attention.paged_attention)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
-    model = model.to(device).eval()
+    model = _model(folder, dtype).to(device).eval()
     verify.gate(model.config)
     text = Text(folder)
     prompt = _test_prompt(model.config.vocab_size, PERIOD + config.block // 2)
     with torch.inference_mode():
         ids = torch.tensor([prompt], device=device)
-        reference = model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0].float()
-    pool = _pool(config, model.config, dtype, device)
+        output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
+    reference, shape = output.logits[0].float(), verify.kv_shape(output.past_key_values)
+    size = block_bytes(*shape, config.block, dtype)
+    pool = _pool(config, shape, size, dtype, device)
     model.set_attn_implementation(attention.NAME)
     if device.type == "cpu":
         packing.pack(model)
     runner = Runner(model, pool)
     needed = verify.scratch_blocks(len(prompt), pool) + 1
     if pool.blocks < needed:
-        size = needed * _block_bytes(config, model.config, dtype)
-        raise ValueError(f"kv.device: {config.kv.device} bytes are too few for this model; it needs {size} at least")
-    difference = verify.self_test(runner, reference, prompt, dtype)
+        least = needed * size
+        raise ValueError(f"kv.device: {config.kv.device} bytes are too few for this model; it needs {least} at least")
+    tested = verify.self_test(runner, reference, prompt, dtype)
+    if tested.gap and config.verify_share:
+        raise ValueError("verify_share needs a model that keeps its bits on this machine, and this one does not")
     pool.data.zero_()
     identity = {
         "schema": "2",
@@ -90,12 +93,28 @@ def load(config: EngineConfig, data: Path, say: Callable[[str], None], epoch: in
     context = int(getattr(model.config, "max_position_embeddings", 0) or 4096)
     say(
         f"ready: {pool.blocks - 1} KV blocks of {config.block} tokens, context {context}, "
-        f"self-test difference {difference:.2g}"
+        f"self-test difference {tested.difference:.2g}"
+        + (f"; not bit for bit: another cut of a prompt changes logits by {tested.gap:.2g}" if tested.gap else "")
     )
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     name = str(dtype).removeprefix("torch.")
     codec = Int8(pool.layers, pool.kv_heads, pool.block_size, pool.head_dim, name)
-    return Loaded(runner, text, root_key(identity), frozenset(eos_ids), context, vocabulary, name, difference, codec)
+    return Loaded(runner, text, root_key(identity), frozenset(eos_ids), context, vocabulary, name, tested, codec)
+
+
+def _model(folder: Path, dtype: torch.dtype) -> Any:
+    """The model with its own attention, by torch's kernel where it can."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    if not getattr(model, "_supports_attention_backend", False):
+        raise verify.UnsupportedModel(f"{type(model).__name__} does not let its attention be replaced")
+    return model
 
 
 def _device(wanted: str) -> torch.device:
@@ -119,21 +138,13 @@ def _cpu_computes_bf16() -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags or " bf16" in flags
 
 
-def _shape(config: Any) -> tuple[int, int, int]:
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or heads, head_dim
-
-
-def _block_bytes(config: EngineConfig, model_config: Any, dtype: torch.dtype) -> int:
-    return block_bytes(*_shape(model_config), config.block, dtype)
-
-
-def _pool(config: EngineConfig, model_config: Any, dtype: torch.dtype, device: torch.device) -> KVPool:
-    blocks = int(config.kv.device) // _block_bytes(config, model_config, dtype)
+def _pool(
+    config: EngineConfig, shape: tuple[int, int, int], size: int, dtype: torch.dtype, device: torch.device
+) -> KVPool:
+    blocks = int(config.kv.device) // size
     if blocks < 2:
         raise ValueError(f"kv.device: {config.kv.device} bytes hold no block of this model")
-    return KVPool(blocks, *_shape(model_config), config.block, dtype, device)
+    return KVPool(blocks, *shape, config.block, dtype, device)
 
 
 def _test_prompt(vocabulary: int, length: int) -> list[int]:

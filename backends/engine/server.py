@@ -80,7 +80,8 @@ class EngineServer:
             "longest": self.engine.longest,
             "block": config.block,
             "block_bytes": loaded.runner.pool.data[0].nbytes,
-            "self_test_difference": loaded.self_test_difference,
+            "self_test_difference": loaded.tested.difference,
+            "same_bits": not loaded.tested.gap,
             "boot": self.boot,
         }
 

@@ -38,7 +38,7 @@ class Outcome:
     first_difference: int | None
     output_tokens: int = 0
     lossy: bool = False
-    """The tier does not promise the same bits (`kv.int8`): a difference is its price, not a fault."""
+    """The same bits are not promised (`kv.int8`, or a model that does not keep them): a difference is no fault."""
     logprob_change: float = 0.0
     """The mean difference of the tokens' log-probabilities, as far as the tokens are the same."""
 
@@ -60,7 +60,7 @@ def verify(
         for prompt, tokens, want in zip(prompts, ids, expected, strict=True):
             _run(engine, tokens)
             got, cached = _run(engine, tokens)
-            yield _outcome("device", prompt, len(tokens), cached, want, got)
+            yield _outcome("device", prompt, len(tokens), cached, want, got, bool(loaded.tested.gap))
     with tempfile.TemporaryDirectory() as folder:
         tiers: list[Tier] = [RamTier(_TIER_BYTES, 3600.0), DiskTier(Path(folder), _TIER_BYTES, 3600.0)]
         for tier in [*tiers, redis] if redis is not None else tiers:
@@ -81,7 +81,7 @@ def _through(
         assert engine.lower is not None
         for prompt, tokens, want in cases:
             got, cached = _run(engine, tokens)
-            yield _outcome(tier.name, prompt, len(tokens), cached, want, got, config.kv.int8)
+            yield _outcome(tier.name, prompt, len(tokens), cached, want, got, config.kv.int8 or bool(loaded.tested.gap))
             forgotten = threading.Event()
 
             def forget(engine: Engine = engine, forgotten: threading.Event = forgotten) -> None:

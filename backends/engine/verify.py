@@ -6,6 +6,7 @@ run through ours without an error and give wrong text. So: gate on what the conf
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,11 +34,32 @@ def gate(config: Any) -> None:
             )
 
 
-def self_test(runner: Runner, reference: torch.Tensor, prompt: list[int], dtype: torch.dtype) -> float:
-    """Compare packed, chunked, prefix-sharing passes with the model's own forward pass; returns the largest difference.
+def kv_shape(cache: Any) -> tuple[int, int, int]:
+    """(layers, KV heads, head dim) of a cache that the model itself filled. Raises `UnsupportedModel`."""
+    shapes = []
+    for layer in cache.layers:
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if keys is None or values is None:
+            raise UnsupportedModel("a layer keeps something else than keys and values")
+        shapes.append((keys.shape[1], keys.shape[-1], values.shape[1], values.shape[-1]))
+    if len({*shapes, *((heads, dim, heads, dim) for heads, dim, *_ in shapes)}) > 1:
+        raise UnsupportedModel("its layers keep keys and values of different shapes")
+    return len(shapes), shapes[0][0], shapes[0][1]
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """`difference`: of the logits from the model's own; `gap`: of the same prompt computed in other pieces."""
+
+    difference: float
+    gap: float
+
+
+def self_test(runner: Runner, reference: torch.Tensor, prompt: list[int], dtype: torch.dtype) -> SelfTest:
+    """Compare packed, chunked, prefix-sharing passes with the model's own forward pass.
 
     `reference` `[tokens, vocabulary]` holds the model's logits for `prompt` by its own attention. Raises
-    `UnsupportedModel` where the engine's are further away than rounding explains, or where the cut changes a bit.
+    `UnsupportedModel` where rounding does not explain what was found.
     """
     size = runner.pool.block_size
     blocks = -(-len(prompt) // size) + 1
@@ -58,10 +80,9 @@ def self_test(runner: Runner, reference: torch.Tensor, prompt: list[int], dtype:
     last = len(prompt) - 1  # and that token as a decode, beside one of another length
     *_, decoded = runner.run([Piece(prompt[2:3], 2, other[:1], 1), Piece(prompt[last:], last, shared, 1)])
     gap = max(float((whole - other).abs().max()) for other in (again, decoded))
-    allowed = 0.0 if runner.device.type == "cpu" else tolerance
-    if not gap <= allowed:
-        raise UnsupportedModel(f"self-test: a cached prefix changes the logits by {gap:.3g} (limit {allowed:.3g})")
-    return difference
+    if not gap <= tolerance:
+        raise UnsupportedModel(f"self-test: a cached prefix changes the logits by {gap:.3g} (limit {tolerance:.3g})")
+    return SelfTest(difference, gap)
 
 
 def scratch_blocks(prompt_length: int, pool: KVPool) -> int:
