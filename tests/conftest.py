@@ -14,6 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+os.environ.setdefault("GOMP_SPINCOUNT", "2500")  # as the engine process does; read by OpenMP when torch is loaded
+
 from backends.engine.models import resolve
 from backends.fake import FakeServer
 from gateway.config import DEFAULT_MODEL, Settings

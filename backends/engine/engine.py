@@ -24,6 +24,7 @@ from backends.engine.scheduler import Chunk, Limits, Scheduler
 from backends.engine.sequence import Emission, Sequence
 from backends.engine.shadow import Shadow
 from backends.engine.tiers.contract import Tier
+from backends.engine.tiers.int8 import Int8
 from backends.engine.tiers.ladder import Ladder
 
 log = logging.getLogger("hitherto.engine")
@@ -80,13 +81,15 @@ class Engine:
         self._max_waiting = config.max_waiting
         self._flush = flush
         self._crashed = crashed
-        pool = BlockPool(loaded.runner.pool.blocks - 1)
-        self.cache = PrefixCache(pool, loaded.root, config.block)
+        pool = BlockPool(loaded.runner.blocks - 1)
+        self.cache = PrefixCache(pool, loaded.root, loaded.runner.block_size)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.lower: Lower | None = None
-        if tiers and config.prefix_cache:
-            ladder = Ladder(tiers, loaded.root, loaded.codec if config.kv.int8 else None)
-            self.lower = Lower(ladder, self.cache, loaded.runner.pool, config.kv.deadline, self._inbox.put)
+        if tiers and config.prefix_cache and loaded.runner.pool is not None:
+            kv = loaded.runner.pool
+            codec = Int8(kv.layers, kv.kv_heads, kv.block_size, kv.head_dim, loaded.dtype) if config.kv.int8 else None
+            ladder = Ladder(tiers, loaded.root, codec)
+            self.lower = Lower(ladder, self.cache, kv, config.kv.deadline, self._inbox.put)
         limits = Limits(config.max_running, config.step_tokens)
         look_below = self.lower.look if self.lower else lambda *_: False
         self.scheduler = Scheduler(self.cache, limits, look_below)
@@ -303,7 +306,7 @@ class Engine:
 
 def _piece(chunk: Chunk) -> Piece:
     sequence = chunk.sequence
-    return Piece(sequence.tokens[chunk.start : chunk.end], chunk.start, sequence.table, chunk.wanted)
+    return Piece(sequence.tokens[chunk.start : chunk.end], chunk.start, sequence.table, chunk.wanted, sequence)
 
 
 def _take_prompt_logprobs(chunks: Sequence_[Chunk], logits: torch.Tensor) -> torch.Tensor:

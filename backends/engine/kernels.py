@@ -97,7 +97,9 @@ class Kernel:
 @torch.inference_mode()
 def find_kernel(head_dim: int, dtype: torch.dtype) -> Kernel:
     """Look which kernel is fast and keeps its bits on this CPU, and at which lengths."""
-    fused = dtype == torch.float32 or not _Probe(head_dim, dtype, False).rows_are_independent()
+    fastest = dtype == torch.float32
+    good = (fused for fused in (fastest, not fastest) if _Probe(head_dim, dtype, fused).rows_are_independent())
+    fused = next(good, fastest)
     return Kernel(fused, _Probe(head_dim, dtype, fused).lengths())
 
 

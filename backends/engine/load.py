@@ -15,15 +15,15 @@ from backends.engine.kernels import PERIOD
 from backends.engine.kv_pool import KVPool, block_bytes
 from backends.engine.prefix_cache import root_key
 from backends.engine.runner import Runner
+from backends.engine.snapshots import SnapshotRunner
 from backends.engine.text import Text
-from backends.engine.tiers.int8 import Int8
 
 
 @dataclass(frozen=True)
 class Loaded:
     """Everything about one model that the engine needs."""
 
-    runner: Runner
+    runner: Runner | SnapshotRunner
     text: Text
     root: bytes
     eos: frozenset[int]
@@ -32,8 +32,6 @@ class Loaded:
     """Rows of the embedding: token ids must be below."""
     dtype: str
     tested: verify.SelfTest
-    codec: Int8
-    """Of this model's blocks, should they be wanted smaller."""
 
 
 def load(config: EngineConfig, data: Path, say: Callable[[str], None], epoch: int = 0) -> Loaded:
@@ -41,7 +39,6 @@ def load(config: EngineConfig, data: Path, say: Callable[[str], None], epoch: in
 
     Raises `ModelNotFound`, `UnsupportedModel` or ValueError with a line for the operator.
     """
-    from transformers import AttentionInterface
     from transformers.utils import logging
 
     if config.threads:
@@ -51,30 +48,53 @@ def load(config: EngineConfig, data: Path, say: Callable[[str], None], epoch: in
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
     say(f"loading {folder.name} as {str(dtype).removeprefix('torch.')} on {device.type}")
-    AttentionInterface.register(attention.NAME, attention.paged_attention)
     model = _model(folder, dtype).to(device).eval()
-    verify.gate(model.config)
-    text = Text(folder)
+    paged = verify.gate(model.config)
     prompt = _test_prompt(model.config.vocab_size, PERIOD + config.block // 2)
     with torch.inference_mode():
         ids = torch.tensor([prompt], device=device)
-        output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
-    reference, shape = output.logits[0].float(), verify.kv_shape(output.past_key_values)
-    size = block_bytes(*shape, config.block, dtype)
-    pool = _pool(config, shape, size, dtype, device)
-    model.set_attn_implementation(attention.NAME)
-    if device.type == "cpu":
-        packing.pack(model)
-    runner = Runner(model, pool)
-    needed = verify.scratch_blocks(len(prompt), pool) + 1
-    if pool.blocks < needed:
-        least = needed * size
+        output = model(input_ids=ids, use_cache=paged, logits_to_keep=1)
+    runner: Runner | SnapshotRunner
+    if paged:
+        runner = _paged_runner(config, model, verify.kv_shape(getattr(output, "past_key_values", None)), dtype)
+    else:
+        say("its layers keep state beside KV: requests are computed one by one, from snapshots; no lower tiers")
+        try:
+            runner = SnapshotRunner(model, int(config.kv.device))
+        except (ValueError, AttributeError, TypeError) as error:
+            raise verify.UnsupportedModel(f"its state cannot be kept: {error}") from error
+    needed = verify.scratch_blocks(len(prompt), runner.block_size) + 1
+    if runner.blocks < needed:
+        least = needed * runner.block_bytes
         raise ValueError(f"kv.device: {config.kv.device} bytes are too few for this model; it needs {least} at least")
-    tested = verify.self_test(runner, reference, prompt, dtype)
+    tested = verify.self_test(runner, output.logits[0].float(), prompt, dtype)
     if tested.gap and config.verify_share:
         raise ValueError("verify_share needs a model that keeps its bits on this machine, and this one does not")
-    pool.data.zero_()
-    identity = {
+    runner.forget()
+    text = Text(folder)
+    loaded = Loaded(
+        runner=runner,
+        text=text,
+        root=root_key(_identity(config, folder, dtype, device, epoch)),
+        eos=frozenset(_end_tokens(model, text)),
+        context=int(getattr(model.config, "max_position_embeddings", 0) or 4096),
+        vocabulary=int(model.get_input_embeddings().weight.shape[0]),
+        dtype=str(dtype).removeprefix("torch."),
+        tested=tested,
+    )
+    say(
+        f"ready: {runner.blocks - 1} KV blocks of {runner.block_size} tokens, context {loaded.context}, "
+        f"self-test difference {tested.difference:.2g}"
+        + (f"; not bit for bit: another cut of a prompt changes logits by {tested.gap:.2g}" if tested.gap else "")
+    )
+    return loaded
+
+
+def _identity(
+    config: EngineConfig, folder: Path, dtype: torch.dtype, device: torch.device, epoch: int
+) -> dict[str, str]:
+    """What makes KV comparable."""
+    return {
         "schema": "2",
         "weights": models.fingerprint(folder),
         "dtype": str(dtype),
@@ -86,20 +106,27 @@ def load(config: EngineConfig, data: Path, say: Callable[[str], None], epoch: in
         "kernels": torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else torch.cuda.get_device_name(),
         "torch": torch.__version__,
     }
-    eos = model.generation_config.eos_token_id
-    eos_ids = {eos} if isinstance(eos, int) else set(eos or ())
-    if text.tokenizer.eos_token_id is not None:
-        eos_ids.add(text.tokenizer.eos_token_id)
-    context = int(getattr(model.config, "max_position_embeddings", 0) or 4096)
-    say(
-        f"ready: {pool.blocks - 1} KV blocks of {config.block} tokens, context {context}, "
-        f"self-test difference {tested.difference:.2g}"
-        + (f"; not bit for bit: another cut of a prompt changes logits by {tested.gap:.2g}" if tested.gap else "")
-    )
-    vocabulary = int(model.get_input_embeddings().weight.shape[0])
-    name = str(dtype).removeprefix("torch.")
-    codec = Int8(pool.layers, pool.kv_heads, pool.block_size, pool.head_dim, name)
-    return Loaded(runner, text, root_key(identity), frozenset(eos_ids), context, vocabulary, name, tested, codec)
+
+
+def _end_tokens(model: Any, text: Text) -> set[int]:
+    """What the model ends an answer with, by its generation settings and its tokenizer."""
+    eos, also = model.generation_config.eos_token_id, text.tokenizer.eos_token_id
+    return ({eos} if isinstance(eos, int) else set(eos or ())) | (set() if also is None else {also})
+
+
+def _paged_runner(config: EngineConfig, model: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> Runner:
+    """The model with our attention, over a pool of its own."""
+    from transformers import AttentionInterface
+
+    size = block_bytes(*shape, config.block, dtype)
+    blocks = int(config.kv.device) // size
+    if blocks < 2:
+        raise ValueError(f"kv.device: {config.kv.device} bytes hold no block of this model")
+    AttentionInterface.register(attention.NAME, attention.paged_attention)
+    model.set_attn_implementation(attention.NAME)
+    if model.device.type == "cpu":
+        packing.pack(model)
+    return Runner(model, KVPool(blocks, *shape, config.block, dtype, model.device))
 
 
 def _model(folder: Path, dtype: torch.dtype) -> Any:
@@ -112,8 +139,6 @@ def _model(folder: Path, dtype: torch.dtype) -> Any:
         if "scaled_dot_product_attention" not in str(error):
             raise
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
-    if not getattr(model, "_supports_attention_backend", False):
-        raise verify.UnsupportedModel(f"{type(model).__name__} does not let its attention be replaced")
     return model
 
 
@@ -136,15 +161,6 @@ def _cpu_computes_bf16() -> bool:
     except OSError:
         return False
     return "avx512_bf16" in flags or "amx_bf16" in flags or " bf16" in flags
-
-
-def _pool(
-    config: EngineConfig, shape: tuple[int, int, int], size: int, dtype: torch.dtype, device: torch.device
-) -> KVPool:
-    blocks = int(config.kv.device) // size
-    if blocks < 2:
-        raise ValueError(f"kv.device: {config.kv.device} bytes hold no block of this model")
-    return KVPool(blocks, *shape, config.block, dtype, device)
 
 
 def _test_prompt(vocabulary: int, length: int) -> list[int]:

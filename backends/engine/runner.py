@@ -24,6 +24,8 @@ class Piece:
     start: int
     table: list[int]
     wanted: int
+    owner: object = None
+    """Stands for the sequence, should something be kept for it from piece to piece."""
 
     @property
     def end(self) -> int:
@@ -47,10 +49,13 @@ SHORT = 64
 class Runner:
     """A model, its KV pool, and the packing of several sequences' tokens into one forward pass."""
 
+    paged = True
+
     def __init__(self, model: Any, pool: KVPool) -> None:
         self.model = model
         self.pool = pool
         self.device = pool.data.device
+        self.blocks, self.block_size, self.block_bytes = pool.blocks, pool.block_size, pool.data[0].nbytes
         on_cpu = self.device.type == "cpu"
         self.safe_rows = _safe_rows(model) if on_cpu else None
         self.kernel = find_kernel(pool.head_dim, pool.data.dtype) if on_cpu else Kernel()
@@ -79,6 +84,10 @@ class Runner:
             )
         logits: torch.Tensor = output.logits[0, : len(ends)].float()
         return logits
+
+    def forget(self) -> None:
+        """Overwrite what the pool holds."""
+        self.pool.data.zero_()
 
     def _groups(self, pieces: Seq[Piece]) -> list[Group]:
         """Rows that can share one attention call: stretches of prompts that are padded alike, and decodes."""

@@ -69,7 +69,7 @@ class EngineServer:
         self.model_name = model_name
         self.doctor = PrefixDoctor(loaded.text.decode_all)
         self.hot = HotPrefixes(loaded.text.decode_all)
-        self._block, self._reload, self.boot = config.block, reload, uuid.uuid4().hex
+        self._block, self._reload, self.boot = loaded.runner.block_size, reload, uuid.uuid4().hex
         self._outbox: list[tuple[asyncio.Queue[Arrival], Arrival]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self.engine = Engine(loaded, config, self._flush, lambda: os._exit(70), thread, tiers)
@@ -78,8 +78,9 @@ class EngineServer:
             "dtype": loaded.dtype,
             "context": loaded.context,
             "longest": self.engine.longest,
-            "block": config.block,
-            "block_bytes": loaded.runner.pool.data[0].nbytes,
+            "block": loaded.runner.block_size,
+            "block_bytes": loaded.runner.block_bytes,
+            "paged": loaded.runner.paged,
             "self_test_difference": loaded.tested.difference,
             "same_bits": not loaded.tested.gap,
             "boot": self.boot,

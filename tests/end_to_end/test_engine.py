@@ -224,8 +224,6 @@ def test_control_tokens_in_a_users_text_are_only_text(sdk: openai.OpenAI) -> Non
         ({"stop": [""]}, "stop", "not empty"),
         ({"top_logprobs": 3}, "top_logprobs", "logprobs: true"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "does not call tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "plain text"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages",
          "text only"),
     ],

@@ -197,10 +197,12 @@ def test_when_memory_is_short_everybody_still_gets_the_same_text(model_folder: P
     config = EngineConfig(model=str(model_folder), dtype="float32", block=BLOCK, kv=KVConfig(device=40 * size))  # type: ignore[arg-type]
     small = object.__new__(Bench)
     small.loaded = load(config, model_folder, lambda line: None)
-    small.loaded.runner.pool.blocks = 16  # 15 blocks for five requests of 5 to 6 blocks each
+    small.loaded.runner.blocks = 16  # 15 blocks for five requests of 5 to 6 blocks each
     small.engine = Engine(small.loaded, config)
     small.engine.start()
-    together, _ = small.run(prompts, 60, ignore_eos=True)
-    assert small.engine.stats().preemptions > 0
-    assert together == alone
-    small.engine.stop()
+    try:
+        together, _ = small.run(prompts, 60, ignore_eos=True)
+        assert small.engine.stats().preemptions > 0
+        assert together == alone
+    finally:
+        small.engine.stop()
