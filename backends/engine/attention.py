@@ -55,6 +55,20 @@ class Group:
 
 
 @dataclass(slots=True)
+class Ragged:
+    """All rows of a step as sequences of different lengths, for a GPU kernel that takes them so.
+
+    `ends_q` and `ends_k` `[sequences + 1]` (int32) are where each sequence's rows and keys end, `slots` `[keys]` where
+    the keys are in the pool, `longest` the most rows and the most keys of one sequence.
+    """
+
+    ends_q: torch.Tensor
+    ends_k: torch.Tensor
+    slots: torch.Tensor
+    longest: tuple[int, int]
+
+
+@dataclass(slots=True)
 class Step:
     """One forward pass: where its new KV goes and which rows attend to what."""
 
@@ -62,6 +76,7 @@ class Step:
     slots: torch.Tensor
     groups: list[Group]
     fused: bool
+    ragged: Ragged | None = None
 
 
 # One engine thread runs one forward pass at a time. A module variable, and not a keyword argument, because several
@@ -106,6 +121,10 @@ def paged_attention(
     queries = query[0].transpose(0, 1)  # [tokens, heads, dim]
     out = torch.zeros_like(queries)
     scores = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
+    if step.ragged is not None and scores.plain:
+        return _ragged(queries, step.pool.tokens(layer, step.ragged.slots), step.ragged, sliding_window, scores)[
+            None
+        ], None
     for group in step.groups:
         keys, values = step.pool.gather(layer, group.pages)
         result = _attend(queries[group.rows], keys, values, group, sliding_window or 0, scores, step.fused)
@@ -114,6 +133,34 @@ def paged_attention(
         else:
             out[group.rows[group.live]] = result[group.live]  # type: ignore[index]
     return out[None], None
+
+
+def _ragged(
+    queries: torch.Tensor,
+    kv: tuple[torch.Tensor, torch.Tensor],
+    ragged: Ragged,
+    window: int | None,
+    scores: Scores,
+) -> torch.Tensor:
+    """One call of torch's flash attention over `queries` `[tokens, heads, dim]`; a row sees itself and what is before.
+
+    `num_splits=1`: a row's bits do not depend on what else is in the batch (torch's documentation of `varlen_attn`).
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    result = varlen_attn(
+        queries,
+        *kv,
+        ragged.ends_q,
+        ragged.ends_k,
+        *ragged.longest,
+        scale=scores.scale,
+        window_size=(window - 1 if window else -1, 0),
+        enable_gqa=queries.shape[1] != kv[0].shape[1],
+        num_splits=1,
+    )
+    assert isinstance(result, torch.Tensor)
+    return result
 
 
 def _attend(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 
@@ -50,14 +53,39 @@ class KVPool:
         self._rows.index_copy_(0, rows.reshape(-1), key.reshape(-1, self.head_dim))
         self._rows.index_copy_(0, (rows + half).reshape(-1), value.reshape(-1, self.head_dim))
 
-    def read_block(self, block: int) -> bytes:
-        """The bytes of a block."""
-        return self.data[block].view(torch.uint8).cpu().numpy().tobytes()
+    def read_block(self, block: int) -> Callable[[], bytes]:
+        """A copy of a block as it is now; the call that gives its bytes may be made on any thread.
+
+        From a GPU it travels while computing goes on: through pinned memory, behind what is queued already.
+        """
+        source = self.data[block]
+        if source.device.type != "cuda":
+            content = source.view(torch.uint8).numpy().tobytes()
+            return lambda: content
+        staging = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        staging.copy_(source, non_blocking=True)
+        arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+
+        def content_of() -> bytes:
+            arrived.synchronize()
+            return staging.view(torch.uint8).numpy().tobytes()
+
+        return content_of
 
     def write_block(self, block: int, payload: memoryview) -> None:
         """Fill a block with bytes that `read_block` gave."""
-        source = torch.frombuffer(bytearray(payload), dtype=self.data.dtype)
-        self.data[block].copy_(source.view(self.data[block].shape))
+        source = torch.frombuffer(bytearray(payload), dtype=self.data.dtype).view(self.data[block].shape)
+        on_gpu = self.data.device.type == "cuda"
+        self.data[block].copy_(source.pin_memory() if on_gpu else source, non_blocking=on_gpu)
+
+    def tokens(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of `layer` at `slots` `[tokens]`, each `[tokens, heads, dim]`."""
+        half = self.kv_heads * self.block_size
+        rows = slots[:, None] + (self._heads * self.block_size + layer * 2 * half)
+        shape = (len(slots), self.kv_heads, self.head_dim)
+        keys, values = (self._rows.index_select(0, part.reshape(-1)).view(shape) for part in (rows, rows + half))
+        return keys, values
 
     def pages(self, tables: torch.Tensor) -> torch.Tensor:
         """Page numbers (of layer 0) `[K|V, sequences, heads, n]` of block tables `[sequences, n]`, for `gather`."""

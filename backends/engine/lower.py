@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from backends.engine.config import KVConfig, RedisConfig
@@ -90,7 +91,7 @@ class Lower:
                 continue
             tokens = tuple(sequence.tokens[index * size : (index + 1) * size])
             block = Wanted(sequence.chain[index], tokens, index == 0)
-            self.ladder.store(block, self._pool.read_block(sequence.table[index]))
+            self.ladder.store(block, partial(self._pool.read_block, sequence.table[index]))
 
     def give_up_late(self) -> None:
         """Let sequences go whose loads are past their deadline: they compute."""

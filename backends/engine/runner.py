@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from backends.engine import attention
-from backends.engine.attention import Group, Step
+from backends.engine.attention import Group, Ragged, Step
 from backends.engine.kernels import Kernel, find_kernel
 from backends.engine.kv_pool import KVPool
 from backends.engine.packing import PackedLinear
@@ -57,6 +58,7 @@ class Runner:
         self.device = pool.data.device
         self.blocks, self.block_size, self.block_bytes = pool.blocks, pool.block_size, pool.data[0].nbytes
         on_cpu = self.device.type == "cpu"
+        self.takes_ragged = not on_cpu and pool.data.dtype in (torch.bfloat16, torch.float16)
         self.safe_rows = _safe_rows(model) if on_cpu else None
         self.kernel = find_kernel(pool.head_dim, pool.data.dtype) if on_cpu else Kernel()
 
@@ -74,7 +76,9 @@ class Runner:
         padding = self._padded(len(ids)) - len(ids)
         wanted = ends + [ends[-1]] * (self._padded(len(ends)) - len(ends)) if ends else [0]
         # Padding rows write to block 0 and belong to no group, so nobody sees them.
-        step = Step(self.pool, self._tensor(slots + [0] * padding), self._groups(pieces), self.kernel.fused)
+        ragged = self._ragged(pieces) if self.takes_ragged else None
+        groups = self._groups(pieces)
+        step = Step(self.pool, self._tensor(slots + [0] * padding), groups, self.kernel.fused, ragged)
         with attention.running(step):
             output = self.model(
                 input_ids=self._tensor(ids + [0] * padding)[None],
@@ -110,6 +114,16 @@ class Runner:
                         groups.append(self._group([stretch], keys))
             row += len(piece.ids)
         return groups + [self._group(members, keys) for (keys, _), members in stretches.items()]
+
+    def _ragged(self, pieces: Seq[Piece]) -> Ragged:
+        """The same for a GPU's kernel."""
+        ends_q, ends_k = (
+            self._tensor([0, *accumulate(counts)]).to(torch.int32)
+            for counts in ([len(piece.ids) for piece in pieces], [piece.end for piece in pieces])
+        )
+        slots = [slot for piece in pieces for slot in self.pool.slots(piece.table, 0, piece.end)]
+        longest = max(len(piece.ids) for piece in pieces), max(piece.end for piece in pieces)
+        return Ragged(ends_q, ends_k, self._tensor(slots), longest)
 
     def _group(self, stretches: Seq[Stretch], keys: int) -> Group:
         """Stretches as one group; the shorter ones are filled up by repeating their first row."""

@@ -64,14 +64,14 @@ def verify(
     with tempfile.TemporaryDirectory() as folder:
         tiers: list[Tier] = [RamTier(_TIER_BYTES, 3600.0), DiskTier(Path(folder), _TIER_BYTES, 3600.0)]
         for tier in [*tiers, redis] if redis is not None else tiers:
-            yield from _through(loaded, config, thread, _Kept(tier), list(zip(prompts, ids, expected, strict=True)))
+            yield from _through(loaded, config, thread, Kept(tier), list(zip(prompts, ids, expected, strict=True)))
 
 
 def _through(
     loaded: Loaded,
     config: EngineConfig,
     thread: ThreadPoolExecutor,
-    tier: _Kept,
+    tier: Kept,
     cases: list[tuple[str, list[int], Trace]],
 ) -> Iterator[Outcome]:
     with _engine(loaded, config, thread, tier) as engine:
@@ -94,7 +94,7 @@ def _through(
     tier.inner.close()
 
 
-class _Kept:
+class Kept:
     """A tier that outlives the engine that uses it."""
 
     def __init__(self, inner: Tier) -> None:

@@ -62,7 +62,7 @@ def test_what_is_stored_reaches_every_tier_and_is_found_up_to_a_gap(make: Callab
     upper, lower = Named("ram"), Named("disk")
     ladder = make(upper, lower)
     for number in (1, 2, 4):
-        ladder.store(wanted(number), b"block %d" % number)
+        ladder.store(wanted(number), lambda number=number: lambda: b"block %d" % number)
     ladder.close()
     again = make(upper2 := Named("ram"), lower)
     assert upper.bytes_used == 0 and lower.bytes_used == 0, "closing a RAM tier empties it"
@@ -149,7 +149,7 @@ def test_writes_beyond_the_queue_are_dropped_and_counted(make: Callable[..., Lad
     tier.hold.clear()
     ladder.find([wanted(1)], lambda load: None)  # keeps the thread busy
     for number in range(module.QUEUE_BLOCKS + 10):
-        ladder.store(wanted(number), b"x")
+        ladder.store(wanted(number), lambda: lambda: b"x")
     assert ladder.dropped == 10
     tier.hold.set()
     ladder.close()
@@ -158,7 +158,7 @@ def test_writes_beyond_the_queue_are_dropped_and_counted(make: Callable[..., Lad
 def test_clearing_forgets_what_waits_and_what_is_there(make: Callable[..., Ladder]) -> None:
     tier = Named("disk")
     ladder = make(tier)
-    ladder.store(wanted(1), b"x")
+    ladder.store(wanted(1), lambda: lambda: b"x")
     ladder.clear()
     assert find(ladder, [1]) == []
     ladder.close()
@@ -188,11 +188,11 @@ def test_deleted_blocks_are_gone_from_every_tier_and_from_the_queue(make: Callab
     upper, lower = Named("ram"), Named("disk")
     ladder = make(upper, lower)
     for number in (1, 2):
-        ladder.store(wanted(number), b"x")
+        ladder.store(wanted(number), lambda: lambda: b"x")
     assert eventually(lambda: lower.has([wanted(1).key, wanted(2).key]) == 2)
     upper.hold.clear()
     for number in (3, 4, 5):
-        ladder.store(wanted(number), b"x")
+        ladder.store(wanted(number), lambda: lambda: b"x")
     ladder.delete([wanted(1).key, wanted(5).key])
     upper.hold.set()
     assert eventually(lambda: not lower.has([wanted(1).key]))

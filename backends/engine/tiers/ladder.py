@@ -100,7 +100,7 @@ class Ladder:
         """Load even where computing would be faster."""
         self._root, self._clock = root, clock
         self._urgent: deque[Callable[[], None]] = deque()
-        self._stores: deque[tuple[Wanted, bytes]] = deque()
+        self._stores: deque[tuple[Wanted, Callable[[], bytes]]] = deque()
         self._promoted: list[tuple[TierState, bytes, bytes]] = []
         """Blocks found in a lower tier, and the tiers above that should have them."""
         self._closing = False
@@ -109,13 +109,16 @@ class Ladder:
         self._thread.start()
         self._at_once(self._measure_all)  # a tier may hold blocks of an earlier run
 
-    def store(self, block: Wanted, payload: bytes) -> None:
-        """Write a block behind; dropped, and counted, when too many wait."""
+    def store(self, block: Wanted, read: Callable[[], Callable[[], bytes]]) -> None:
+        """Write a block behind; dropped, and counted, when too many wait.
+
+        `read` copies it at once, and is not called if it is dropped; what it returns is called on the ladder's thread.
+        """
         with self._wake:
             if len(self._stores) >= QUEUE_BLOCKS:
                 self.dropped += 1
                 return
-            self._stores.append((block, payload))
+            self._stores.append((block, read()))
             self._wake.notify()
 
     def find(self, wanted: Sequence[Wanted], on_done: Callable[[Load], None]) -> Load:
@@ -177,8 +180,8 @@ class Ladder:
             else:
                 return
 
-    def _write(self, block: Wanted, payload: bytes) -> None:
-        sealed = seal(self._root, block.key, block.tokens, self._codec.encode(payload, block.first))
+    def _write(self, block: Wanted, payload: Callable[[], bytes]) -> None:
+        sealed = seal(self._root, block.key, block.tokens, self._codec.encode(payload(), block.first))
         for state in self.states:
             self._guarded(state, lambda tier=state.tier: tier.has([block.key]) or tier.put(block.key, sealed))  # type: ignore[misc]
             if not self._stores:
