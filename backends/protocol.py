@@ -132,7 +132,9 @@ class Backend(Protocol):
 
     name: str
     kind: str
-    identity: str
+
+    @property
+    def identity(self) -> str: ...
 
     async def open(self, call: Call) -> Reply:
         """Send, and return when the response head is there. Raises a `BackendError`."""
@@ -169,6 +171,10 @@ class BackendTimeout(BackendError):
 
 class BackendStarting(BackendError):
     """The backend is known to be on its way up (again); come back after `retry_after` seconds."""
+
+
+class BackendRefused(BackendError):
+    """The backend says that it cannot do what it was told to; telling it again will not help."""
 
 
 class BackendInterrupted(BackendError):

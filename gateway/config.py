@@ -92,18 +92,22 @@ class TemplateConfig(_Section):
     def _one_text(self) -> TemplateConfig:
         if (self.system is None) == (self.system_file is None):
             raise ValueError("a template has either system or system_file")
-        if not self.text():
+        if not (self.system or "").strip():
             raise ValueError("the system prompt is empty")
         return self
 
-    def text(self) -> str:
-        """The prompt. Raises ValueError naming a file that cannot be read."""
-        if self.system_file is None:
-            return self.system or ""
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, data: Any) -> Any:
+        """The file's text in its place, read once, so that all processes have the same."""
+        if not isinstance(data, dict) or not isinstance(data.get("system_file"), str) or "system" in data:
+            return data
+        path = data["system_file"]
         try:
-            return self.system_file.expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"system_file: {self.system_file} cannot be read: {error}") from error
+            text = Path(path).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError, RuntimeError) as error:
+            raise ValueError(f"system_file: {path} cannot be read: {error}") from error
+        return {"system": text, **{name: value for name, value in data.items() if name != "system_file"}}
 
 
 class Settings(_Section):
@@ -160,7 +164,9 @@ class Settings(_Section):
         return {name: entry.targets() for name, entry in self.models.items()}
 
     def declared_templates(self) -> list[Template]:
-        return [Template(name, entry.text(), entry.warm, entry.normalise) for name, entry in self.templates.items()]
+        return [
+            Template(name, entry.system or "", entry.warm, entry.normalise) for name, entry in self.templates.items()
+        ]
 
     def check_exposure(self) -> None:
         """Refuse to offer configured backends to a network while nobody has to show a key."""
@@ -223,12 +229,17 @@ def _beside(path: Path, values: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(templates, dict):
         return values
     found = {
-        name: {**entry, "system_file": str(path.parent / Path(entry["system_file"]).expanduser())}
+        name: {**entry, "system_file": _joined(path.parent, entry["system_file"])}
         if isinstance(entry, dict) and isinstance(entry.get("system_file"), str)
         else entry
         for name, entry in templates.items()
     }
     return {**values, "templates": found}
+
+
+def _joined(folder: Path, file: str) -> str:
+    """A path as it stands if it begins at a root or a home, else below the folder."""
+    return file if file.startswith(("/", "~")) else str(folder / file)
 
 
 def _validated(values: dict[str, Any], source: str, node: yaml.Node | None) -> Settings:

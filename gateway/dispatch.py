@@ -46,10 +46,6 @@ class Dispatch:
         self.routes = routes
         self._salt_key = salt_key
 
-    def knows(self, model: str) -> bool:
-        """Whether a model may run anywhere."""
-        return bool(routing.candidates(model, self.routes))
-
     def candidates(self, model: str) -> Sequence[Target]:
         """Where a model may run. Raises `UnknownModel`."""
         found = routing.candidates(model, self.routes)
@@ -67,7 +63,6 @@ class Dispatch:
         self, path: str, query: str, headers: Mapping[str, str], body: bytes, model: str, tenant: Tenant
     ) -> Dispatched:
         """The first candidate that answers, or the last one's failure. Raises a `BackendError`."""
-        _refuse_dot_segments(path)
         targets = self.candidates(model)
         for number, target in enumerate(targets):
             backend, last = self.backends[target.backend], number == len(targets) - 1

@@ -11,6 +11,7 @@ from backends.dialects.openai_chat import MalformedRequest
 from backends.protocol import (
     BackendError,
     BackendInterrupted,
+    BackendRefused,
     BackendStarting,
     BackendTimeout,
     BackendUnreachable,
@@ -58,6 +59,8 @@ _TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (BackendTimeout, 504, "server_error", "upstream_timeout"),
     (BackendInterrupted, 502, "server_error", "upstream_interrupted"),
     (BackendUnreachable, 502, "server_error", "upstream_unreachable"),
+    (BackendRefused, 409, "invalid_request_error", "backend_refused"),
+    (BackendError, 502, "server_error", "upstream_failed"),
 )
 
 

@@ -15,6 +15,8 @@ def warm(url: str) -> bool:
     for item in done:
         new = item["tokens"] - item["cached_tokens"]
         what = item["error"] or f"{item['tokens']} tokens, {new} computed in {item['seconds']:g} s"
+        if not item["error"] and not item["pinned"]:
+            what += "; not kept for long: templates have half of the memory already"
         print(f"{item['template']} on {item['backend']}: {what}")
     if not done:
         print("no template with warm: true, or no engine, is configured there")

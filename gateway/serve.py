@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -47,13 +48,20 @@ def run(settings: Settings, workers: int, access_log: bool) -> None:
         return
     from uvicorn.supervisors import Multiprocess
 
-    os.environ[_SETTINGS] = settings.model_dump_json(by_alias=True)
+    settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handed = settings.data / f"settings-{os.getpid()}.json"  # an environment variable holds 128 KiB at most
+    handed.touch(mode=0o600)
+    handed.write_text(settings.model_dump_json(by_alias=True))
+    os.environ[_SETTINGS] = str(handed)
     os.environ[_TRANSPARENT] = settings.transparent or ""
     os.environ[_ACCESS_LOG] = "1" if access_log else ""
     configuration = uvicorn.Config("gateway.serve:worker", factory=True, workers=workers, **options)
     greeting = threading.Thread(target=lambda: asyncio.run(_greet(settings, _url(settings.host, port))), daemon=True)
     greeting.start()
-    Multiprocess(configuration, [listener]).run()
+    try:
+        Multiprocess(configuration, [listener]).run()
+    finally:
+        handed.unlink(missing_ok=True)
 
 
 class _Server(uvicorn.Server):
@@ -71,7 +79,7 @@ def worker() -> Application:
     """The application of one of several worker processes."""
     logs.setup(bool(os.environ[_ACCESS_LOG]))
     _collect_garbage_rarely()
-    settings = Settings.model_validate_json(os.environ[_SETTINGS])
+    settings = Settings.model_validate_json(Path(os.environ[_SETTINGS]).read_text())
     transparent = os.environ[_TRANSPARENT] or None
     return create_app(settings.model_copy(update={"transparent": transparent}), shared=True)
 

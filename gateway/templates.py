@@ -12,14 +12,14 @@ import orjson
 
 from backends.dialects.openai_chat import MalformedRequest
 from backends.engine.backend import EngineBackend
-from backends.protocol import BackendError
+from backends.protocol import BackendError, BackendRefused
 from gateway.api.auth import Tenant
 from gateway.dispatch import Dispatch
 
 log = logging.getLogger("hitherto.templates")
 
 HEADER = "x-hitherto-template"
-LOOK_SECONDS = 2.0
+LOOK_SECONDS, RETRY_SECONDS = 2.0, 15.0
 
 Normalisation = Literal["trim", "newlines"]
 
@@ -43,7 +43,11 @@ class Warmed:
     tokens: int = 0
     cached_tokens: int = 0
     seconds: float = 0.0
+    pinned: bool = False
+    """It gives way last; False when templates have half of the memory already."""
     error: str = ""
+    again: bool = False
+    """It may work another time."""
 
 
 class Templates:
@@ -51,12 +55,13 @@ class Templates:
 
     def __init__(self, templates: Sequence[Template] = ()) -> None:
         self._by_name = {template.name: template for template in templates}
-        self._by_text = {
-            (template.normalise, normalised(template.system, template.normalise)): template.system
-            for template in templates
-            if template.normalise
-        }
-        self._normalisations = {template.normalise for template in templates if template.normalise}
+        self._spellings: dict[tuple[Normalisation, ...], dict[str, str]] = {}
+        """By what does not matter in them: texts without that, and as they were declared; the first one wins."""
+        for template in templates:
+            if template.normalise:
+                known = self._spellings.setdefault(template.normalise, {})
+                known.setdefault(normalised(template.system, template.normalise), template.system)
+        self._exact = {template.system for template in templates}
 
     @property
     def warm(self) -> list[Template]:
@@ -69,13 +74,13 @@ class Templates:
         """
         name = headers.get(HEADER)
         messages = body.get("messages")
-        if (name is None and not self._by_text) or not isinstance(messages, list) or not messages:
+        if (name is None and not self._spellings) or not isinstance(messages, list) or not messages:
             return body, raw
         first = messages[0] if isinstance(messages[0], dict) else {}
         given = first.get("content") if first.get("role") in ("system", "developer") else None
         if name is None:
             text = self._declared(given) if isinstance(given, str) else None
-            if text is None or text == given:
+            if text is None:
                 return body, raw
             changed = [{**first, "content": text}, *messages[1:]]
         else:
@@ -87,13 +92,17 @@ class Templates:
                 raise MalformedRequest(f"{HEADER}: the messages have a system prompt of their own", HEADER)
             changed = [{"role": "system", "content": template.system}, *messages]
         body = {**body, "messages": changed}
-        return body, orjson.dumps(body)
+        try:
+            return body, orjson.dumps(body)
+        except TypeError as error:  # orjson reads deeper nesting than it writes
+            raise MalformedRequest("the body is nested too deeply") from error
 
     def _declared(self, text: str) -> str | None:
-        for how in self._normalisations:
-            if (found := self._by_text.get((how, normalised(text, how)))) is not None:
-                return found
-        return None
+        """The template that a text is another spelling of."""
+        if text in self._exact:
+            return None
+        found = (known.get(normalised(text, how)) for how, known in self._spellings.items())
+        return next((system for system in found if system is not None), None)
 
 
 def normalised(text: str, how: Sequence[Normalisation]) -> str:
@@ -113,43 +122,49 @@ class Warmer:
         self._engines = {
             name: backend for name, backend in dispatch.backends.items() if isinstance(backend, EngineBackend)
         }
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        if self._engines and self._templates.warm:
-            self._task = asyncio.create_task(self._watch(), name="warm templates")
+        if self._templates.warm:
+            self._tasks = [
+                asyncio.create_task(self._watch(name), name=f"warm templates on {name}") for name in self._engines
+            ]
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def warm(self, names: Sequence[str] | None = None) -> list[Warmed]:
-        """Compute the templates' KV wherever it is not there yet; on all engines, or on those named."""
-        results = []
-        for name in names if names is not None else self._engines:
-            salt = self._dispatch.salt(self._tenant)
-            for template in self._templates.warm:
-                try:
-                    facts = await self._engines[name].warm([{"role": "system", "content": template.system}], salt)
-                    done = Warmed(template.name, name, facts["tokens"], facts["cached_tokens"], facts["seconds"])
-                except BackendError as error:
-                    done = Warmed(template.name, name, error=str(error))
-                results.append(done)
+    async def warm(self) -> list[Warmed]:
+        """Compute the templates' KV wherever it is not there yet."""
+        lists = await asyncio.gather(*(self._warm(name) for name in self._engines))
+        return [done for items in lists for done in items]
+
+    async def _warm(self, name: str) -> list[Warmed]:
+        engine, salt, results = self._engines[name], self._dispatch.salt(self._tenant), []
+        for template in self._templates.warm:
+            try:
+                facts = await engine.warm([{"role": "system", "content": template.system}], salt)
+            except BackendError as error:
+                again = not isinstance(error, BackendRefused)
+                results.append(Warmed(template.name, name, error=str(error), again=again))
+            else:
+                numbers = facts["tokens"], facts["cached_tokens"], facts["seconds"], facts["pinned"]
+                results.append(Warmed(template.name, name, *numbers))
         return results
 
-    async def _watch(self) -> None:
-        boots: dict[str, str] = {}
+    async def _watch(self, name: str) -> None:
+        """Warm the templates whenever the engine has started, and again later what did not work."""
+        boot, engine = "", self._engines[name]
         while True:
-            for name, engine in self._engines.items():
-                try:
-                    state = await engine.state()
-                    if state is None or boots.get(name) == state["boot"]:
-                        continue
-                    for done in await self.warm([name]):
-                        what = done.error or f"{done.tokens} tokens in {done.seconds:g} s"
-                        log.info("template %s on %s: %s", done.template, name, what)
-                    boots[name] = state["boot"]
-                except Exception:  # whatever it is, requests are served without warm templates too
-                    log.exception("templates could not be warmed on %s", name)
-            await asyncio.sleep(LOOK_SECONDS)
+            pause = LOOK_SECONDS
+            state = await engine.state()
+            if state is not None and state["boot"] != boot:
+                results = await self._warm(name)
+                for done in results:
+                    log.info("template %s on %s: %s", done.template, name, done.error or f"{done.tokens} tokens")
+                if any(done.again for done in results):
+                    pause = RETRY_SECONDS
+                else:
+                    boot = state["boot"]
+            await asyncio.sleep(pause)

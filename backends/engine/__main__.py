@@ -57,14 +57,16 @@ def serve(name: str, config: EngineConfig, data: Path, listen: str, supervised: 
         from backends.engine.server import EngineServer
 
         tiers = build_tiers(config.kv, data)
-        epoch = Epoch(data / "engines" / f"{name}.epoch")
+        epoch = Epoch.of(data, name)
         say = logging.getLogger("hitherto.engine").info
         loaded = thread.submit(load, config, data, say, epoch.read()).result()
     except (ValueError, OSError, ImportError) as error:
         _fail(f"engine {name}: {error}")
 
+    reloading = threading.Event()
+
     def reload() -> None:
-        epoch.raise_by_one()
+        reloading.set()
         os.kill(os.getpid(), signal.SIGTERM)  # requests under way are finished; the supervisor starts the next one
 
     server = EngineServer(loaded, config, name, thread, tiers, reload if supervised else None)
@@ -72,7 +74,11 @@ def serve(name: str, config: EngineConfig, data: Path, listen: str, supervised: 
     options: dict[str, Any] = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 30}
     # Not uvicorn.run, which at its end removes the socket's path, whoever may have made it by then. Idle connections
     # are kept for longer than the gateway's client pools them, or a request could meet a closing one.
-    uvicorn.Server(uvicorn.Config(server, timeout_keep_alive=75, **options, **where)).run()
+    try:
+        uvicorn.Server(uvicorn.Config(server, timeout_keep_alive=75, **options, **where)).run()
+    finally:
+        if reloading.is_set():  # not before: what the old model still answers belongs to the old number
+            epoch.raise_by_one()
 
 
 def _fail(message: str) -> NoReturn:

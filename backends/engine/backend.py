@@ -10,8 +10,9 @@ import orjson
 
 from backends.engine import models
 from backends.engine.config import EngineConfig
+from backends.engine.epoch import Epoch
 from backends.engine.supervisor import Supervisor
-from backends.protocol import BackendError, BackendStarting, Call, Reply
+from backends.protocol import BackendError, BackendRefused, BackendStarting, Call, Reply
 from backends.upstream import Upstream
 
 
@@ -22,17 +23,29 @@ class EngineBackend:
 
     def __init__(self, name: str, config: EngineConfig, data: Path) -> None:
         self.name = name
-        self.identity = f"engine {models.identity(config.model)} {config.dtype}"
+        self._config, self._epoch = config, Epoch.of(data, name)
+        self._identity: tuple[int, str] | None = None
         self.supervisor = Supervisor(name, config, data)
         self._upstream = Upstream(
             name,
             "engine",
             "http://engine/v1",
             socket=self.supervisor.socket,
-            starting=lambda: self.supervisor.failure or "the engine is starting",
+            starting=self._starting,
         )
         # What operators do stands beside the API, out of reach of clients whose requests are passed on.
-        self._admin = Upstream(name, "engine", "http://engine/admin", socket=self.supervisor.socket)
+        self._admin = Upstream(
+            name, "engine", "http://engine/admin", socket=self.supervisor.socket, starting=self._starting
+        )
+
+    @property
+    def identity(self) -> str:
+        """Changes with a reload, in every gateway process: what the model's files hold is looked at again then."""
+        mark = self._epoch.mark()
+        if self._identity is None or self._identity[0] != mark:
+            model = models.identity(self._config.model)
+            self._identity = (mark, f"engine {model} {self._config.dtype} {self._epoch.read()}")
+        return self._identity[1]
 
     async def start(self) -> None:
         await self._upstream.start()
@@ -82,11 +95,17 @@ class EngineBackend:
         reply = await self._admin.open(Call("POST", path, "", sent, orjson.dumps(body or {})))
         try:
             answer = orjson.loads(b"".join([chunk async for chunk in reply.chunks()]))
+            refusal = str(answer["error"]["message"]) if reply.status >= 400 else ""
+        except (orjson.JSONDecodeError, TypeError, KeyError) as error:
+            raise BackendError(self.name, f"POST {path} was answered with {reply.status} and no JSON") from error
         finally:
             await reply.close()
-        if reply.status >= 400:
-            raise BackendError(self.name, answer["error"]["message"])
+        if refusal:
+            raise (BackendRefused if reply.status < 500 else BackendError)(self.name, refusal)
         return dict(answer)
+
+    def _starting(self) -> str:
+        return self.supervisor.failure or "the engine is starting"
 
     async def ready(self) -> str:
         try:

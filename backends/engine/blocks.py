@@ -59,6 +59,10 @@ class BlockPool:
         """Keys that are pinned, here or not."""
         return len(self._pins)
 
+    def pinned_with(self, keys: Iterable[bytes]) -> int:
+        """Keys that would be pinned if these were, too."""
+        return len(self._pins.union(keys))
+
     def in_use(self, block: int) -> bool:
         return self._refs[block] > 0
 

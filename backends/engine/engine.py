@@ -168,7 +168,7 @@ class Engine:
 
         def work() -> None:
             pool = self.cache.pool
-            fits = pool.pinned + len(keys) <= pool.total // 2
+            fits = pool.pinned_with(keys) <= pool.total // 2
             if fits:
                 pool.pin(keys)
             done.set_result(fits)

@@ -12,6 +12,18 @@ class Epoch:
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    @classmethod
+    def of(cls, data: Path, engine: str) -> Epoch:
+        """That of an engine whose data folder is `data`."""
+        return cls(data / "engines" / f"{engine}.epoch")
+
+    def mark(self) -> int:
+        """Changes whenever the number does; cheap to ask."""
+        try:
+            return self._path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
     def read(self) -> int:
         """The number now. Raises ValueError naming the file if it holds none."""
         try:

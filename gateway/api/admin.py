@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import JSONResponse
 
 from backends.engine.backend import EngineBackend
@@ -14,9 +14,15 @@ from backends.protocol import Backend
 from gateway.templates import Warmer
 
 
+def _not_from_a_web_page(request: Request) -> None:
+    """A page that somebody looks at on this machine may send requests here, too; browsers say where they come from."""
+    if "origin" in request.headers or request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise HTTPException(403, "administration is not for web pages")
+
+
 def router(backends: Mapping[str, Backend], warmer: Warmer) -> APIRouter:
     """What can be done to a running gateway."""
-    api = APIRouter(prefix="/admin")
+    api = APIRouter(prefix="/admin", dependencies=[Depends(_not_from_a_web_page)])
 
     engines = {name: backend for name, backend in backends.items() if isinstance(backend, EngineBackend)}
 

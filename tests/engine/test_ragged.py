@@ -18,7 +18,7 @@ def by_the_book(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends_q: torch.Tensor, ends_k: torch.Tensor,
     max_q: int, max_k: int, *, scale: float, window_size: tuple[int, int], enable_gqa: bool, num_splits: int,
 ) -> torch.Tensor:  # fmt: skip
-    """`varlen_attn` as documented: sequences in a row, their queries aligned with the last keys, a window to the left."""
+    """`varlen_attn` as documented: sequences in a row, queries aligned with the last keys, a window to the left."""
     assert ends_q.dtype == ends_k.dtype == torch.int32 and window_size[1] == 0 and num_splits == 1
     out = torch.empty_like(query)
     for number in range(len(ends_q) - 1):

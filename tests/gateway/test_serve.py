@@ -54,7 +54,7 @@ def test_mistakes_are_one_clear_line_and_exit_code_2(arguments: tuple[str, ...],
 
 
 @pytest.mark.parametrize(
-    "command", ["", "serve", "engine", "check", "prepare", "verify", "doctor", "cache", "cache judge"]
+    "command", ["", "serve", "engine", "check", "prepare", "verify", "warm", "doctor", "cache", "cache judge"]
 )
 def test_every_command_has_help(command: str) -> None:
     result = hitherto(*command.split(), "--help")
