@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -67,18 +66,17 @@ def serve(name: str, config: EngineConfig, data: Path, listen: str, supervised: 
 
     def reload() -> None:
         reloading.set()
-        os.kill(os.getpid(), signal.SIGTERM)  # requests under way are finished; the supervisor starts the next one
+        http.should_exit = True  # requests under way are finished; the supervisor starts the next one
 
     server = EngineServer(loaded, config, name, thread, tiers, reload if supervised else None)
     where = _address(listen)
     options: dict[str, Any] = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 30}
     # Not uvicorn.run, which at its end removes the socket's path, whoever may have made it by then. Idle connections
     # are kept for longer than the gateway's client pools them, or a request could meet a closing one.
-    try:
-        uvicorn.Server(uvicorn.Config(server, timeout_keep_alive=75, **options, **where)).run()
-    finally:
-        if reloading.is_set():  # not before: what the old model still answers belongs to the old number
-            epoch.raise_by_one()
+    http = uvicorn.Server(uvicorn.Config(server, timeout_keep_alive=75, **options, **where))
+    http.run()
+    if reloading.is_set():  # not before: what the old model still answers belongs to the old number
+        epoch.raise_by_one()
 
 
 def _fail(message: str) -> NoReturn:

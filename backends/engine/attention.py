@@ -12,7 +12,7 @@ a multiple of `ROWS`. See docs/decisions/0002.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -184,6 +184,6 @@ def _attend(
     padding = mask.shape[2] - per_kv * length
     if padding:
         rows = F.pad(rows, (0, 0, 0, padding))
-    result = attend(rows, keys, values, mask, scores, fused)
+    result = attend(rows, keys, values, mask, replace(scores, length=length), fused)
     result = result[:, :, : per_kv * length].reshape(count, kv_heads, per_kv, length, dim)
     return result.permute(0, 3, 1, 2, 4).reshape(count * length, heads, dim)

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Sequence_
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -23,11 +24,14 @@ from backends.engine.sampler import logprobs, sample
 from backends.engine.scheduler import Chunk, Limits, Scheduler
 from backends.engine.sequence import Emission, Sequence
 from backends.engine.shadow import Shadow
+from backends.engine.snapshots import SEQUENCES as SNAPSHOT_SEQUENCES
 from backends.engine.tiers.contract import Tier
 from backends.engine.tiers.int8 import Int8
 from backends.engine.tiers.ladder import Ladder
 
 log = logging.getLogger("hitherto.engine")
+
+T = TypeVar("T")
 
 
 TOGETHER = 0.01
@@ -90,7 +94,8 @@ class Engine:
             codec = Int8(kv.layers, kv.kv_heads, kv.block_size, kv.head_dim, loaded.dtype) if config.kv.int8 else None
             ladder = Ladder(tiers, loaded.root, codec)
             self.lower = Lower(ladder, self.cache, kv, config.kv.deadline, self._inbox.put)
-        limits = Limits(config.max_running, config.step_tokens)
+        most = config.max_running if loaded.runner.paged else min(config.max_running, SNAPSHOT_SEQUENCES)
+        limits = Limits(most, config.step_tokens)
         look_below = self.lower.look if self.lower else lambda *_: False
         self.scheduler = Scheduler(self.cache, limits, look_below)
         self._ttl = config.kv.ttl
@@ -171,7 +176,7 @@ class Engine:
             fits = pool.pinned_with(keys) <= pool.total // 2
             if fits:
                 pool.pin(keys)
-            done.set_result(fits)
+            _settle(done, fits)
 
         self._inbox.put(work)
         return done
@@ -181,10 +186,13 @@ class Engine:
         done: Future[None] = Future()
 
         def forget() -> None:
+            self.cache.pool.unpin_all()
             self.cache.pool.drop_cached()
-            if self.lower is not None:
-                self.lower.ladder.clear()
-            done.set_result(None)
+            if self.lower is None:
+                _settle(done, None)
+            else:
+                self.lower.abandon()
+                self.lower.ladder.clear(lambda: _settle(done, None))
 
         self._inbox.put(forget)
         return done
@@ -302,6 +310,12 @@ class Engine:
     def _act(self, action: Callable[[], None] | None) -> None:
         if action is not None:
             action()
+
+
+def _settle(future: Future[T], result: T) -> None:
+    """Set a result, unless whoever wanted it has left."""
+    if future.set_running_or_notify_cancel():
+        future.set_result(result)
 
 
 def _piece(chunk: Chunk) -> Piece:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backends.engine.request import BadRequest
+from backends.engine.tools import ToolForm
 
 # Unlimited blanks between the parts of an object are where small models get lost until the length limit.
 _BLANKS = {"x-guidance": {"whitespace_pattern": r"[\x20\x0A]{0,12}"}}
@@ -24,15 +25,23 @@ def json_grammar(schema: Mapping[str, Any]) -> str:
 
 
 def calls_grammar(
-    begin: str, end: str, schema: Mapping[str, Any], several: bool, otherwise: Mapping[str, Any] | None
+    form: ToolForm, schemas: Mapping[str, Mapping[str, Any]], several: bool, otherwise: Mapping[str, Any] | None
 ) -> str:
-    """Tool calls, each a JSON object of `schema` between `begin` and `end`; or one value of the schema `otherwise`."""
-    call = f"call: {json.dumps(begin)} body {json.dumps(end)}\n" if begin else "call: body\n"
-    calls = 'calls: call ("\\n" call)*\n' if several and begin else "calls: call\n"
-    body = f"body: %json {json.dumps({**_BLANKS, **schema})}\n"
-    if otherwise is None:
-        return f"start: calls\n{calls}{call}{body}"
-    return f"start: calls | value\nvalue: %json {json.dumps({**_BLANKS, **otherwise})}\n{calls}{call}{body}"
+    """Calls of functions, as `form` writes them, with arguments of their schemas; or one value of `otherwise`.
+
+    Each function's arguments are a rule of their own, since `$ref` in a schema counts from that schema's root.
+    """
+    lines = ["start: calls" if otherwise is None else "start: calls | value"]
+    lines.append('calls: call ("\\n" call)*' if several and form.begin else "calls: call")
+    lines.append("call: " + " | ".join(f"call{number}" for number in range(len(schemas))))
+    for number, (name, schema) in enumerate(schemas.items()):
+        before = (f"{form.begin}\n" if form.begin else "") + f'{{"name": {json.dumps(name)}, "{form.arguments}": '
+        after = "}" + (f"\n{form.end}" if form.end else "")
+        lines.append(f"call{number}: {json.dumps(before)} arguments{number} {json.dumps(after)}")
+        lines.append(f"arguments{number}: %json {json.dumps({**_BLANKS, **schema})}")
+    if otherwise is not None:
+        lines.append(f"value: %json {json.dumps({**_BLANKS, **otherwise})}")
+    return "\n".join([*lines, ""])
 
 
 class Grammars:

@@ -83,16 +83,20 @@ class Choice:
         if self._calls is not None:
             self._read_calls(piece, self._calls)
         self.finished = bool(piece.finish)
-        return piece if piece.text or piece.calls or piece.finish else None
+        if piece.text or piece.calls or piece.finish:
+            return piece
+        self._waiting = piece.logprobs + self._waiting  # the text behind them is held back
+        return None
 
     def _opening(self) -> str:
         """The prompt, for a caller who wants it repeated."""
         assert self._echo is not None
         (text, sequence), self._echo = self._echo, None
         if sequence.params.prompt_logprobs is not None:
-            begins = 0
+            # A token that the tokenizer puts in front (like <s>) stands in no text.
+            begins = min(0, len(text) - sum(len(self._text.token_text(token)) for token in sequence.prompt))
             for token, logprobs in zip(sequence.prompt, [None, *sequence.prompt_logprobs], strict=True):
-                self._waiting.append((begins, token, logprobs))
+                self._waiting.append((max(0, begins), token, logprobs))
                 begins += len(self._text.token_text(token))
         self._decoded = len(text)
         return text

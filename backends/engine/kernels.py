@@ -25,6 +25,8 @@ class Scores:
     scale: float
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+    length: int = 1
+    """Rows of one head that stand together."""
 
     @property
     def plain(self) -> bool:
@@ -51,15 +53,15 @@ def attend(
         weighed = scores.softcap * torch.tanh(products.float() * (scores.scale / scores.softcap)) + mask
     if scores.sinks is None:
         return torch.matmul(torch.softmax(weighed, dim=-1).to(values.dtype), values)
-    weights = torch.softmax(torch.cat([weighed, _sink_column(weighed, scores.sinks)], dim=-1), dim=-1)
+    weights = torch.softmax(torch.cat([weighed, _sink_column(weighed, scores)], dim=-1), dim=-1)
     return torch.matmul(weights[..., :-1].to(values.dtype), values)
 
 
-def _sink_column(weighed: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """The sink of each row's head as one more key; rows of one head stand together."""
+def _sink_column(weighed: torch.Tensor, scores: Scores) -> torch.Tensor:
+    """The sink of each row's head as one more key; the `length` rows of one head stand together, padding behind all."""
+    assert scores.sinks is not None
     count, kv_heads, rows, _ = weighed.shape
-    per_kv = sinks.numel() // kv_heads
-    column = sinks.float().view(kv_heads, per_kv, 1).expand(-1, -1, rows // per_kv).reshape(kv_heads, -1)
+    column = scores.sinks.float().view(kv_heads, -1, 1).expand(-1, -1, scores.length).reshape(kv_heads, -1)
     return F.pad(column, (0, rows - column.shape[1]))[None, :, :, None].expand(count, -1, -1, 1)
 
 
@@ -147,4 +149,6 @@ class _Probe:
             for tail in range(_STEP, PERIOD, _STEP)
             if all(same(valid, tail, PERIOD) for valid in (tail - _STEP + 1, tail - _STEP // 2, tail))
         ]
-        return KeyLengths([*tails, PERIOD], all(same(valid, PERIOD, 2 * PERIOD) for valid in (1, 100, 300, PERIOD)))
+        longer = [PERIOD + tail for tail in (*tails, PERIOD)]
+        free = all(same(valid, PERIOD, length) for valid in (1, 100, 300, PERIOD) for length in longer)
+        return KeyLengths([*tails, PERIOD], free)

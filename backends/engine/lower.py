@@ -106,8 +106,10 @@ class Lower:
         waiting = next((item for item in self._waiting if item.load is load), None)
         if waiting is None:
             return  # too late
-        pool = self._cache.pool
-        loaded = waiting.sequence.loaded
+        pool, loaded, held = self._cache.pool, waiting.sequence.loaded, []
+        sequence = waiting.sequence
+        matched = self._cache.match(sequence.tokens, sequence.chain)
+        pool.retain(matched)  # nothing of this prompt may give way to the rest of it
         for block, payload, source in zip(load.wanted, load.payloads, load.sources, strict=False):
             if pool.find(block.key, block.tokens) is not None:
                 continue
@@ -118,9 +120,16 @@ class Lower:
                 break
             self._pool.write_block(allocated[0], payload)
             pool.publish(allocated[0], block.key, block.tokens)
-            pool.release(allocated)
+            held += allocated
             loaded[source] = loaded.get(source, 0) + len(block.tokens)
+        pool.release([*matched, *held])  # all at once, so that tails give way before heads
         self._release(waiting)
+
+    def abandon(self) -> None:
+        """Let all waiting sequences go without what is still to come."""
+        for waiting in list(self._waiting):
+            waiting.load.abandoned = True
+            self._release(waiting)
 
     def _release(self, waiting: _Waiting) -> None:
         self._waiting.remove(waiting)

@@ -148,14 +148,15 @@ def _wanted(body: dict[str, Any], params: SamplingParams) -> dict[str, Any]:
 
 def _tools(body: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:
     """The tools that may be called, and whether one must be."""
-    tools, choice = body.get("tools") or [], body.get("tool_choice", "auto" if body.get("tools") else "none")
+    tools = body.get("tools") or []
+    choice = body.get("tool_choice") or ("auto" if tools else "none")
     for index, tool in enumerate(tools if isinstance(tools, list) else [None]):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
             raise BadRequest(f"tools[{index}] must be a function with a name", "tools")
         if not isinstance(function.get("parameters") or {}, dict):
             raise BadRequest(f"tools[{index}].function.parameters must be a JSON schema", "tools")
-    if choice in ("none", None):
+    if choice == "none":
         return [], False
     if choice in ("auto", "required"):
         if choice == "required" and not tools:

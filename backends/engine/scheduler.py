@@ -40,9 +40,11 @@ class Chunk:
 
 
 CANDIDATES = 32
-"""Waiting sequences, from the oldest on, among which the next one is chosen."""
+"""Waiting sequences of each tenant, from the oldest on, among which the next one is chosen."""
+TENANTS = 10_000
+"""Of more than so many, those that are away are forgotten."""
 PATIENCE = 16
-"""Who was overtaken so many times is next."""
+"""Who was overtaken so many times within a tenant is the tenant's next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,13 @@ class Scheduler:
         return self.pool.total * self.cache.block_size
 
     def add(self, sequence: Sequence) -> None:
-        busy = {item.tenant for item in (*self.running, *self.waiting)}
-        if sequence.tenant not in busy:  # whoever was away has saved up nothing
+        busy = {item.tenant for item in (*self.running, *self.waiting) if not item.background}
+        if sequence.tenant not in busy and not sequence.background:
+            # Whoever was away has saved up nothing, but what a tenant had more than others is not forgotten either.
             least = min((self._served.get(tenant, 0.0) for tenant in busy), default=0.0)
-            self._served = {tenant: self._served.get(tenant, 0.0) - least for tenant in busy}
-            self._served[sequence.tenant] = 0.0
+            self._served[sequence.tenant] = max(self._served.get(sequence.tenant, 0.0), least)
+            if len(self._served) > TENANTS:
+                self._served = {tenant: self._served.get(tenant, least) for tenant in (*busy, sequence.tenant)}
         self.waiting.append(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -129,7 +133,8 @@ class Scheduler:
         for chunk in chunks:
             sequence = chunk.sequence
             sequence.computed = chunk.end
-            self._served[sequence.tenant] = self._served.get(sequence.tenant, 0.0) + chunk.end - chunk.start
+            if not sequence.background:
+                self._served[sequence.tenant] = self._served.get(sequence.tenant, 0.0) + chunk.end - chunk.start
             if sequence.private:
                 continue
             self._extend(sequence)
@@ -138,10 +143,14 @@ class Scheduler:
             )
 
     def _admit(self, budget: int, chunks: list[Chunk], foreground: bool) -> None:
-        pending = self._pending_keys()
+        pending = self._pending_keys(foreground)
         candidates = [item for item in self.waiting if not item.loading and not (foreground and item.background)]
         known = {}
-        for sequence in candidates[:CANDIDATES]:
+        considered: Counter[str] = Counter()
+        for sequence in candidates:
+            considered[sequence.tenant] += 1
+            if considered[sequence.tenant] > CANDIDATES:
+                continue
             self._extend(sequence)
             known[sequence] = self.cache.match(sequence.tokens, sequence.chain) if sequence.reads_cache else []
         while known and budget > 0:
@@ -165,7 +174,7 @@ class Scheduler:
             for other in self.waiting:
                 if other is sequence:
                     break
-                other.overtaken += not other.loading
+                other.overtaken += not other.loading and other.tenant == sequence.tenant
             self.waiting.remove(sequence)
             self._start(sequence, matched)
             budget -= self._plan(sequence, budget, chunks)
@@ -181,11 +190,11 @@ class Scheduler:
         matched_cached = sum(1 for block in matched if not self.pool.in_use(block))
         return not self.running or needed + reserve <= self.pool.available - matched_cached
 
-    def _rank(self, sequence: Sequence, matched: int) -> tuple[bool, float, int]:
+    def _rank(self, sequence: Sequence, matched: int) -> tuple[float, bool, int]:
         """Who starts first: the lowest, of equals the oldest."""
-        if sequence.overtaken >= PATIENCE:
-            return (False, 0.0, 0)
-        return (True, self._served.get(sequence.tenant, 0.0), -matched)
+        served = self._served.get(sequence.tenant, 0.0)
+        patient = sequence.overtaken < PATIENCE
+        return (served, patient, -matched if patient else 0)
 
     def _start(self, sequence: Sequence, matched: list[int]) -> None:
         self.pool.retain(matched)
@@ -232,9 +241,9 @@ class Scheduler:
     def _extend(self, sequence: Sequence) -> None:
         extend_chain(sequence.chain, salted(self.cache.root, sequence.salt), sequence.tokens, self.cache.block_size)
 
-    def _pending_keys(self) -> set[bytes]:
-        """Keys of prompt blocks that running sequences are about to compute."""
-        shared = (sequence for sequence in self.running if not sequence.private)
+    def _pending_keys(self, foreground: bool) -> set[bytes]:
+        """Keys of prompt blocks that running sequences are about to compute; one that stands still computes none."""
+        shared = (item for item in self.running if not item.private and not (foreground and item.background))
         return {key for sequence in shared for key in sequence.chain[sequence.published :]}
 
 

@@ -36,7 +36,7 @@ from backends.engine.responses import ChatShape, CompletionShape, error_body
 from backends.engine.sequence import Constraint, SamplingParams, Sequence
 from backends.engine.text import TemplateError
 from backends.engine.tiers.contract import Tier
-from backends.engine.tools import ToolCalls, call_schema
+from backends.engine.tools import ToolCalls, arguments_schemas
 
 log = logging.getLogger("hitherto.engine")
 
@@ -197,7 +197,9 @@ class EngineServer:
         turns = [{"role": "user", "content": text} for text in ("A", "9")]
         messages = body.get("messages")
         started = time.monotonic()
-        requests = [parse_chat({**body, "messages": [*(messages or ()), turn]}) for turn in turns]
+        if not isinstance(messages, list):
+            raise BadRequest("messages must be a list", "messages")
+        requests = [parse_chat({**body, "messages": [*messages, turn]}) for turn in turns]
         one, other = [
             await asyncio.to_thread(self.text.encode_chat, item.messages, item.tools, item.template_options)
             for item in requests
@@ -240,15 +242,9 @@ class EngineServer:
             return prompt, None
         grammar = json_grammar(schema) if schema is not None else ""
         if request.tools:
-            form = self.text.tool_form()
             param = "tools" if request.must_call else param
-            grammar = calls_grammar(
-                form.begin and f"{form.begin}\n",
-                form.end and f"\n{form.end}",
-                call_schema(form, request.tools),
-                request.several_calls,
-                None if request.must_call else schema,
-            )
+            schemas, otherwise = arguments_schemas(request.tools), None if request.must_call else schema
+            grammar = calls_grammar(self.text.tool_form(), schemas, request.several_calls, otherwise)
         grammars = self._grammars()
         grammars.constraint(grammar, param)  # compiled here, off the event loop
         return prompt, lambda: grammars.constraint(grammar, param)
@@ -258,6 +254,8 @@ class EngineServer:
         for prompt in prompts:
             if not prompt:
                 raise BadRequest("prompt must not be empty", "prompt")
+            if max(prompt) >= self.vocabulary:
+                raise BadRequest("prompt contains a token that this model has no embedding for", "prompt")
             self.doctor.look(prompt, caller.salt)
         return prompts
 

@@ -17,6 +17,8 @@ import torch
 
 from backends.engine.runner import Piece
 
+SEQUENCES = 4
+"""At once, since each keeps a cache of its own beside the snapshots."""
 BLOCK = 128
 """Tokens between two snapshots, each of which costs as much as the state of all layers."""
 
@@ -34,11 +36,13 @@ class SnapshotRunner:
         self.device = model.device
         self._caches: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._saved: dict[int, list[Any]] = {}
+        window = getattr(model.config, "sliding_window", None) or 0  # layers with a window grow up to it
+        length = BLOCK * max(1, min(window, 8192) // BLOCK)
         with torch.inference_mode():
             cache = self._fresh()
-            self._forward(cache, [0] * BLOCK, 1)
-            self.block_bytes = sum(_bytes(part) for part in _snapshot(cache, 0))
-        if cache.get_seq_length() != BLOCK or not self.block_bytes:
+            self._forward(cache, [0] * length, 1)
+            self.block_bytes = sum(_bytes(part) for part in _snapshot(cache, length - BLOCK))
+        if cache.get_seq_length() != length or not self.block_bytes:
             raise ValueError("the model does not keep its state in the cache that it is given")
         self.blocks = room // self.block_bytes
 

@@ -151,6 +151,8 @@ def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
         raise TemplateError(f"messages[{index}].content must be a string or a list of text parts")
     plain: dict[str, Any] = {"role": role, "content": content}
     if message.get("tool_calls"):
+        if not isinstance(message["tool_calls"], list):
+            raise TemplateError(f"messages[{index}].tool_calls must be a list")
         plain["tool_calls"] = [_plain_call(index, call) for call in message["tool_calls"]]
     if role == "tool":
         plain |= {name: message[name] for name in ("tool_call_id", "name") if isinstance(message.get(name), str)}

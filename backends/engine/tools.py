@@ -37,7 +37,7 @@ def form_of(template: str) -> ToolForm:
     """The form that a chat template teaches its model. Raises `BadRequest` where we cannot read it."""
     if "tools" not in template:
         return EXPLAINED
-    if HERMES.begin in template:
+    if HERMES.begin in template and not any(mark in template for mark in ("<function=", "<arg_key>")):
         return HERMES
     if "parameters" in template and "python_tag" in template:
         return LLAMA
@@ -74,21 +74,9 @@ def plain_turns(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[s
     return turns
 
 
-def call_schema(form: ToolForm, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The JSON schema of a call of one of `tools`."""
-    variants = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool["function"]["name"]},
-                form.arguments: tool["function"].get("parameters") or {"type": "object"},
-            },
-            "required": ["name", form.arguments],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    return variants[0] if len(variants) == 1 else {"anyOf": variants}
+def arguments_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The JSON schema of each function's arguments, by its name."""
+    return {tool["function"]["name"]: tool["function"].get("parameters") or {"type": "object"} for tool in tools}
 
 
 class ToolCalls:
@@ -100,7 +88,7 @@ class ToolCalls:
     def __init__(self, form: ToolForm, names: frozenset[str]) -> None:
         self._form, self._names = form, names
         self._held = ""
-        self._inside = False
+        self._inside = self._begun = self._after_call = False
         self.found = 0
 
     def push(self, text: str) -> tuple[str, list[dict[str, Any]]]:
@@ -115,18 +103,18 @@ class ToolCalls:
                 before, mark, after = self._held.partition(self._form.begin)
                 if not mark:
                     keep = overlap(self._held, self._form.begin)
-                    said += self._held[: len(self._held) - keep]
+                    said += self._said(self._held[: len(self._held) - keep])
                     self._held = self._held[len(self._held) - keep :]
                     return said, calls
-                said, self._held, self._inside = said + before, after, True
+                said, self._held, self._inside = said + self._said(before), after, True
             body, mark, after = self._held.partition(self._form.end)
             if not mark:
                 return said, calls
             call = self._call(body)
             if call is None:
-                said += f"{self._form.begin}{body}{self._form.end}"
+                said += self._said(f"{self._form.begin}{body}{self._form.end}")
             else:
-                said = "" if not said.strip() else said  # blanks around calls say nothing
+                self._after_call = True
                 calls.append(call)
             self._held, self._inside = after, False
 
@@ -138,23 +126,30 @@ class ToolCalls:
             call = self._call(held) if inside else None  # some models end their turn in place of the end mark
             if call is not None:
                 return "", [call]
-            return (self._form.begin + held if inside else "" if self.found and not held.strip() else held), []
-        call = self._call(held)
+            return self._said(self._form.begin + held if inside else held), []
+        call = None if self._begun else self._call(held)
         return ("", [call]) if call is not None else (held, [])
 
+    def _said(self, text: str) -> str:
+        """The same text; blanks behind a call say nothing."""
+        if self._after_call:
+            text = text.lstrip()
+            self._after_call = not text
+        return text
+
     def _bare(self) -> tuple[str, list[dict[str, Any]]]:
-        if self._held.lstrip()[:1] in ("", "{"):
+        if not self._begun and self._held.lstrip()[:1] in ("", "{"):
             return "", []  # perhaps a call: only the end tells
-        said, self._held = self._held, ""
+        said, self._held, self._begun = self._held, "", True
         return said, []
 
     def _call(self, body: str) -> dict[str, Any] | None:
         try:
             value = json.loads(body)
             name, arguments = value["name"], value.get(self._form.arguments, {})
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
-        if name not in self._names or not isinstance(arguments, dict | str):
+        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict | str):
             return None
         written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         self.found += 1

@@ -80,13 +80,16 @@ def self_test(
     cut, last, company = size + (len(prompt) - size) // 2, len(prompt) - 1, tables[1][:1]
     runner.run([Piece(prompt[size:cut], size, second, 0, owners[1]), Piece(prompt[:3], 0, company, 1, owners[2])])
     runner.run([Piece(prompt[cut:last], cut, second, 0, owners[1]), Piece(prompt[3:4], 3, company, 1, owners[2])])
-    *_, decoded = runner.run(
+    beside, decoded = runner.run(
         [Piece(prompt[4:5], 4, company, 1, owners[2]), Piece(prompt[last:], last, second, 1, owners[1])]
     )
+    alone = runner.run([Piece(prompt[:5], 0, company, 1, _Owner())])[0]
+    runner.run([Piece(prompt[:5], 0, company, 1, owners[2])])
     *_, again = runner.run(
         [Piece(prompt[5:6], 5, company, 1, owners[2]), Piece(prompt[size:], size, second, 1, owners[3])]
     )
-    gap = max(float((whole - other).abs().max()) for other in (again, decoded))
+    pairs = ((whole, again), (whole, decoded), (alone, beside))
+    gap = max(float((one - other).abs().max()) for one, other in pairs)
     if not gap <= tolerance:
         raise UnsupportedModel(f"self-test: a cached prefix changes the logits by {gap:.3g} (limit {tolerance:.3g})")
     return SelfTest(difference, gap)

@@ -246,3 +246,27 @@ def test_what_is_no_completion_request_is_refused_by_name(sdk: openai.OpenAI, fi
     with pytest.raises(openai.BadRequestError) as caught:
         complete(sdk, **{"prompt": "x", **fields})
     assert caught.value.param == param
+
+
+def test_schemas_may_refer_to_their_own_definitions(sdk: openai.OpenAI) -> None:
+    point = {"type": "object", "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["x"]}
+    schema = {
+        "type": "object",
+        "properties": {"start": {"$ref": "#/$defs/point"}},
+        "required": ["start"],
+        "additionalProperties": False,
+        "$defs": {"point": {**point, "additionalProperties": False}},
+    }
+    tool = {"type": "function", "function": {"name": "move", "parameters": schema}}
+    fields = {"tools": [tool, *TOOLS], "tool_choice": {"type": "function", "function": {"name": "move"}}}
+    reply = chat(sdk, "Move.", parallel_tool_calls=False, **fields)
+    assert 0 <= json.loads(reply.choices[0].message.tool_calls[0].function.arguments)["start"]["x"] <= 9
+    form = {"type": "json_schema", "json_schema": {"name": "move", "schema": schema}}
+    assert "start" in json.loads(chat(sdk, "Move.", response_format=form).choices[0].message.content)
+
+
+def test_logprobs_beside_tools_lose_no_token(sdk: openai.OpenAI) -> None:
+    fields = {"tools": TOOLS, "logprobs": True, "max_tokens": 30, "extra_headers": {"cache-control": "no-cache"}}
+    choice = chat(sdk, "Write: 1 < 2, a <tool b, <b>bold</b>.", **fields).choices[0]
+    if not choice.message.tool_calls:
+        assert "".join(entry.token for entry in choice.logprobs.content) == choice.message.content

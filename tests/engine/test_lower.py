@@ -174,6 +174,34 @@ def test_eight_bit_blocks_are_half_as_large_and_say_nearly_the_same(
     assert sizes[True] < 0.62 * sizes[False]
 
 
+def test_a_prefix_larger_than_the_device_brings_its_head_and_washes_nothing_of_its_own_out(
+    loaded: Loaded, thread: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    with engine(loaded, thread, tmp_path, **DISK) as first:
+        cold, _ = ask(first, "How high is the moon?")
+    with engine(loaded, thread, tmp_path, **DISK) as second:
+        pool, taken, done = second.cache.pool, [], threading.Event()
+
+        def take() -> None:
+            taken.extend(pool.allocate(pool.total - 24) or [])  # just enough for the prompt of 17 blocks and its answer
+            done.set()
+
+        second.run_on_engine_thread(take)
+        assert done.wait(10)
+        warm, cached = ask(second, "How high is the moon?")
+        assert warm == cold and cached > 200
+        second.run_on_engine_thread(lambda: pool.release(taken))
+
+
+def test_a_purge_is_over_when_it_says_so(loaded: Loaded, thread: ThreadPoolExecutor, tmp_path: Path) -> None:
+    with engine(loaded, thread, tmp_path, **DISK) as running:
+        ask(running, "What is a purge?")
+        assert eventually(lambda: running.tier_stats()["disk"]["bytes"] > 1 << 20)
+        running.purge().result(10)
+        assert not list((tmp_path / "kv").glob("??/*.kv"))
+        assert ask(running, "What is a purge?")[1] == 0
+
+
 def spoil(engine: Engine) -> None:
     """Change KV in the device's pool behind everybody's back, as a broken machine would."""
     done = threading.Event()

@@ -71,9 +71,11 @@ def build(kind: str, extra: dict[str, Any], model_folder: Path, folder: Path) ->
     config = AutoConfig.for_model(kind, **{**SMALL, **extra})
     model: Any = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.15)  # or every distribution would be flat, and every difference small
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 or name.endswith("sinks"):
+                parameter.normal_(
+                    0.0, 2.0 if name.endswith("sinks") else 0.15
+                )  # or every distribution would be flat, and every difference small
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(model_folder / name, folder / name)

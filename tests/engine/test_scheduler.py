@@ -285,3 +285,46 @@ def test_a_quarantined_block_is_neither_found_nor_published_again() -> None:
         scheduler.add(again)
         run(scheduler)
         assert again.cached_tokens == 4
+
+
+def test_nobody_waits_for_a_leader_that_stands_aside() -> None:
+    scheduler = make(total=32, step_tokens=8)
+    warm_up = sequence("warm", list(range(24)), max_tokens=1)
+    warm_up.background = True
+    scheduler.add(warm_up)
+    assert step(scheduler) == ["warm"]
+    asked = sequence("asked", [*range(24), 50], max_tokens=2)
+    scheduler.add(asked)
+    assert step(scheduler) == ["asked"], "its prefix is half computed by somebody who is not computing"
+    run(scheduler)
+    assert asked.output_len == 2 and warm_up.output_len == 1
+
+
+def test_a_flood_of_one_tenant_does_not_hide_another() -> None:
+    scheduler = make(total=64, step_tokens=8, max_running=1)
+    for number in range(150):
+        item = sequence(f"a{number}", [number % 97, *range(20, 27)], max_tokens=1)
+        item.tenant = "a"
+        scheduler.add(item)
+    for _ in range(40):
+        step(scheduler)
+    for number in range(30):
+        item = sequence(f"b{number}", [number, *range(60, 67)], max_tokens=1)
+        item.tenant = "b"
+        scheduler.add(item)
+    order = [name[0] for _ in range(60) for name in step(scheduler)]
+    assert abs(order[:40].count("b") - 20) <= 4, "turns, from the first to the last"
+
+
+def test_background_work_has_no_share() -> None:
+    scheduler = make(total=64, step_tokens=8, max_running=1)
+    idle = sequence("idle", list(range(30)), max_tokens=1)
+    idle.background, idle.tenant = True, "b"
+    scheduler.add(idle)
+    for number in range(5):
+        for tenant in ("a", "b"):
+            item = sequence(f"{tenant}{number}", [hash((tenant, number)) % 99, *range(40, 47)], max_tokens=1)
+            item.tenant = tenant
+            scheduler.add(item)
+    order = [name[0] for _ in range(10) for name in step(scheduler)]
+    assert sorted(order[:6]) == list("aaabbb")

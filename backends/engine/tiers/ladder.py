@@ -127,13 +127,16 @@ class Ladder:
         self._at_once(lambda: self._load(load))
         return load
 
-    def clear(self) -> None:
-        """Forget every block in every tier, after what is being done now."""
+    def clear(self, on_done: Callable[[], None] = lambda: None) -> None:
+        """Forget every block in every tier, after what is being done now; a tier that is left alone is tried all the
+        same."""
 
         def work() -> None:
             for state in self.states:
+                state.open_until = 0.0
                 self._guarded(state, state.tier.clear)
             self._measure_all()
+            on_done()
 
         with self._wake:
             self._stores.clear()
@@ -144,6 +147,7 @@ class Ladder:
 
         def work() -> None:
             for state in self.states:
+                state.open_until = 0.0
                 for key in keys:
                     self._guarded(state, lambda tier=state.tier, key=key: tier.delete(key))  # type: ignore[misc]
 
