@@ -55,6 +55,9 @@ class Metrics:
         self.answer_writes = Counter(
             "hitherto_answer_writes_total", "Answers offered to the cache.", ["result", "reason"], registry=r
         )
+        self.flights = Counter(
+            "hitherto_flights_total", "Computations that identical requests could share.", ["role"], registry=r
+        )
         self.answer_entries = Gauge("hitherto_answer_entries", "Stored answers.", registry=r)
         self.answer_bytes = Gauge("hitherto_answer_bytes", "Bytes of stored answers.", registry=r)
         self.prefix_tokens = Counter(

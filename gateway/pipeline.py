@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from backends import asgi
 from backends.dialects import openai_chat
@@ -16,6 +17,7 @@ from gateway.cache.answers import Answers, Lookup, Question
 from gateway.cache.key import key_digest, scope_digest
 from gateway.dispatch import Dispatch, Dispatched, forwarded
 from gateway.errors import NotCached, refusal
+from gateway.flights import Flights
 from gateway.logs import new_id
 from gateway.templates import Templates
 from policies.cacheability import CacheRules, parse_controls
@@ -71,6 +73,7 @@ class Pipeline:
 
     def __init__(self, answers: Answers, dispatch: Dispatch, rules: CacheRules, templates: Templates) -> None:
         self._answers, self._dispatch, self._rules, self._templates = answers, dispatch, rules, templates
+        self._flights: Flights[Served] = Flights()
 
     async def serve(self, request: Incoming) -> Served:
         """The answer to a chat completion request, from the cache or a backend. Raises what `errors` has a word for."""
@@ -96,9 +99,47 @@ class Pipeline:
             raise NotCached(f"only-if-cached: no stored answer ({lookup.reason})")
         overhead = time.perf_counter() - started
         request.watch.start()
-        dispatched = await self._dispatch.open("/chat/completions", request.query, headers, raw, view.model, tenant)
-        served = self._relayed(question, lookup, dispatched, started)
-        served.overhead = overhead
+        open_ = partial(self._dispatch.open, "/chat/completions", request.query, headers, raw, view.model, tenant)
+        if lookup.tier == "miss" and not (controls.no_store or controls.max_age is not None or controls.ttl == 0):
+            served = await self._shared(question, lookup, open_, started)
+        else:
+            served = self._relayed(question, lookup, await open_(), started)
+        served.overhead = served.overhead or overhead
+        return served
+
+    async def _shared(
+        self, question: Question, lookup: Lookup, open_: Callable[[], Awaitable[Dispatched]], started: float
+    ) -> Served:
+        """The answer that an identical request is getting just now, or one of our own that others may share."""
+        shape = (question.view.stream, question.view.include_usage)
+        while (boarding := await self._flights.board(question.key, shape, _is_good)).landed:
+            lookup = await self._answers.lookup(question)
+            if lookup.entry is not None:
+                return self._replay(question, lookup, started)
+        flight, leader = boarding.flight, boarding.head
+        self._answers.metrics.flights.labels("leader" if leader is None else "follower").inc()
+        if leader is not None:
+            served = self._following(leader, started)
+        else:
+            try:
+                served = self._relayed(question, lookup, await open_(), started)
+            except BaseException as error:
+                flight.fail(error)
+                raise
+            assert served.chunks is not None
+            flight.depart(served, served.chunks, shared=_is_good(served))
+        served.chunks = flight.ride()
+        return served
+
+    def _following(self, leader: Served, started: float) -> Served:
+        changed = {
+            b"cache-status": b"hitherto; fwd=miss; collapsed; detail=collapsed",
+            b"x-hitherto-reason": b"collapsed",
+        }
+        headers = [(name, changed.get(name, value)) for name, value in leader.headers]
+        served = Served(leader.status, headers, started=started, tenant=leader.tenant, model=leader.model)
+        served.backend, served.backend_kind = leader.backend, leader.backend_kind
+        served.reason = served.stored = "collapsed"
         return served
 
     def _replay(self, question: Question, lookup: Lookup, started: float) -> Served:
@@ -194,6 +235,11 @@ class Pipeline:
             self._answers.fault("remember")
             reason = "fault"
         served.stored = reason or "stored"
+
+
+def _is_good(served: Served) -> bool:
+    """Others may have this answer at once; of a failure they first try once for themselves."""
+    return served.status < 400
 
 
 def _renamed(name: bytes, value: bytes) -> tuple[bytes, bytes]:

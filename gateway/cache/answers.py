@@ -75,7 +75,7 @@ class Answers:
         self._shared = shared
         self._size_limit = size
         self._deadline = deadline
-        self._metrics = metrics
+        self.metrics = metrics
         self._known: OrderedDict[bytes, Known] = OrderedDict()  # least recently used first
         self._bytes = 0
         self._hot: OrderedDict[bytes, Entry] = OrderedDict()
@@ -157,7 +157,7 @@ class Answers:
         `complete`: the backend told all it has to tell, usage included.
         """
         reason = cacheability.may_write(question.view, question.rules, question.controls, status, answer)
-        self._metrics.answer_writes.labels("skipped" if reason else "stored", reason).inc()
+        self.metrics.answer_writes.labels("skipped" if reason else "stored", reason).inc()
         if reason:
             return reason
         now = time.time()
@@ -378,16 +378,16 @@ class Answers:
 
     def _counted(self, tier: str, lookup: Lookup) -> Lookup:
         result = "hit" if lookup.entry is not None else lookup.tier
-        self._metrics.answer_lookups.labels(tier, result, lookup.reason).inc()
+        self.metrics.answer_lookups.labels(tier, result, lookup.reason).inc()
         return lookup
 
     def _publish_size(self) -> None:
-        self._metrics.answer_entries.set(len(self._known))
-        self._metrics.answer_bytes.set(self._bytes)
+        self.metrics.answer_entries.set(len(self._known))
+        self.metrics.answer_bytes.set(self._bytes)
 
     def fault(self, part: str) -> None:
         """Count and log the exception being handled: a cache fault is a miss, never an error."""
-        self._metrics.faults.labels(part).inc()
+        self.metrics.faults.labels(part).inc()
         log.exception("a fault in the %s part of the answer cache counts as a miss", part)
 
 

@@ -251,7 +251,7 @@ async def test_a_full_disk_is_a_fault_that_is_counted_and_survived(tmp_path: Pat
         assert (await answers.lookup(asked)).tier == "exact", "memory still has it"
         answers._hot.clear()
         assert await text_of(answers, asked) == ("miss", "fault")
-        assert b'hitherto_faults_total{part="store"} 2.0' in answers._metrics.render()
+        assert b'hitherto_faults_total{part="store"} 2.0' in answers.metrics.render()
         store.broken = False
         assert await remember(answers, asked) == ""
         assert (await answers.lookup(asked)).tier == "exact"
