@@ -1,92 +1,112 @@
 """Single flight: identical requests that come while the first is being answered get that same answer, as it arrives.
 
-There is no task behind a flight that runs by itself: whoever needs the next chunk pulls it from the upstream for all.
-So the client that came first may leave, and the others go on; when the last one leaves, the upstream is told.
+A flight belongs to nobody: the request to the upstream is a task of the flight, and whoever needs the next chunk pulls
+it for all. So the client that came first may leave, and the others go on; when the last leaves, the upstream is told.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Generic, TypeVar
 
 BUFFER_LIMIT = 4 << 20
-"""A flight that has brought more bytes takes no new followers, and forgets what all of them have."""
+"""A flight that has brought more bytes takes no new followers and forgets what all of them have; whoever is twice as
+far behind the fastest is dropped."""
 
 Head = TypeVar("Head")
+Key = tuple[bytes, object]
+Opened = tuple[Head, AsyncGenerator[bytes, None]]
 
 
-class Cancelled(Exception):
-    """Whoever led the flight left before there was anything to share."""
+class TooSlow(Exception):
+    """A client that read so much slower than the others that the rest is not kept for it any more."""
 
 
 class Flight(Generic[Head]):
-    """One answer under way. `shape` says who can take its bytes as they are; `ended` is called when it takes nobody any
-    more, perhaps several times."""
+    """One answer under way; `ended` is called when it takes nobody any more."""
 
-    def __init__(self, shape: object, ended: Callable[[], None]) -> None:
-        self.shape = shape
-        self.head: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
-        self.landed = asyncio.Event()
-        """All of it is there, or it failed."""
-        self.riders = 1
-        """Who reads it or is about to; the leader is the first."""
-        self._ended = ended
+    def __init__(self, opening: Awaitable[Opened[Head]], ended: Callable[[], None]) -> None:
+        self.riders = 0
+        """Who waits for it or reads it."""
+        self._opening: asyncio.Task[Opened[Head]] | None = asyncio.ensure_future(opening)
+        self._ended: Callable[[], None] | None = ended
         self._source: AsyncGenerator[bytes, None] | None = None
         self._chunks: deque[bytes] = deque()
         self._first = 0
         """The number of the first chunk that is kept."""
         self._bytes = 0
-        self._positions: dict[object, int] = {}
+        self._at: dict[object, tuple[int, int]] = {}
+        """How many chunks and bytes each rider has."""
         self._pulling: asyncio.Task[None] | None = None
-        self._error: BaseException | None = None
+        self._landed = False
+        self._error: Exception | None = None
 
-    def depart(self, head: Head, source: AsyncGenerator[bytes, None], shared: bool = True) -> None:
-        """The response's head is there, and this is where its body comes from. `shared`: others may still come."""
-        self._source = source
-        self.head.set_result(head)
-        if not shared:
-            self._ended()
-
-    def fail(self, error: BaseException) -> None:
-        """There will be no response."""
-        self.head.set_exception(error if isinstance(error, Exception) else Cancelled())
-        self.head.exception()  # nobody may be waiting for it
-        self._land(error)
+    async def head(self) -> Head:
+        """The response's head. Raises what opening it raised. Call once for each rider, before `ride`."""
+        self.riders += 1
+        opening = self._opening
+        assert opening is not None, "a flight that is over is not found"
+        try:
+            head, self._source = await asyncio.shield(opening)
+        except BaseException as error:
+            if opening.done():
+                self.close()
+            if not isinstance(error, Exception) or opening.done():
+                await self.leave()
+            raise
+        return head
 
     async def ride(self) -> AsyncGenerator[bytes, None]:
-        """The body from its beginning. One call for each of `riders`."""
+        """The body from its beginning."""
         me = object()
-        self._positions[me] = 0
+        self._at[me] = (0, 0)
         try:
             while True:
-                while (position := self._positions[me]) < self._first + len(self._chunks):
-                    self._positions[me] = position + 1
-                    yield self._chunks[position - self._first]
-                    self._trim()
-                if not self.landed.is_set():
+                if me not in self._at:
+                    raise TooSlow
+                number, size = self._at[me]
+                if number < self._first + len(self._chunks):
+                    chunk = self._chunks[number - self._first]
+                    self._at[me] = (number + 1, size + len(chunk))
+                    yield chunk
+                elif not self._landed:
                     await self._more()
                 elif self._error is not None:
                     raise self._error
-                elif position >= self._first + len(self._chunks):
+                else:
                     return
         finally:
-            del self._positions[me]
+            self._at.pop(me, None)
             await self.leave()
 
+    def close(self) -> None:
+        """Take no more followers."""
+        if self._ended is not None:
+            self._ended()
+            self._ended = None  # it knows this flight: a cycle would keep the body until the garbage collector comes
+
     async def leave(self) -> None:
-        """One rider fewer; with the last one the upstream is let go."""
+        """One rider fewer; with the last one the upstream is let go, and all is forgotten."""
         self.riders -= 1
-        if self.riders or self.landed.is_set():
+        if self.riders:
             return
-        self._land(Cancelled())
-        if self._pulling is not None:
-            self._pulling.cancel()
-            await asyncio.gather(self._pulling, return_exceptions=True)
-        if self._source is not None:
-            await self._source.aclose()
+        self.close()
+        opening, pulling, source = self._opening, self._pulling, self._source
+        self._opening = self._pulling = None
+        if opening is not None and not opening.done():
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+        elif opening is not None and source is None and not opening.cancelled() and opening.exception() is None:
+            source = opening.result()[1]
+        if pulling is not None:
+            pulling.cancel()
+            await asyncio.gather(pulling, return_exceptions=True)
+        if source is not None:
+            await source.aclose()
+        self._source, self._error = None, None
+        self._chunks.clear()
 
     async def _more(self) -> None:
         if self._pulling is None:
@@ -105,71 +125,42 @@ class Flight(Generic[Head]):
             self._chunks.append(chunk)
             self._bytes += len(chunk)
             if self._bytes > BUFFER_LIMIT:
-                self._ended()
+                self._forget()
         finally:
             self._pulling = None
 
-    def _land(self, error: BaseException | None) -> None:
-        self._error = error
-        self.landed.set()
-        self._ended()
+    def _land(self, error: Exception | None) -> None:
+        self._error, self._landed = error, True
+        self.close()
 
-    def _trim(self) -> None:
-        if self._bytes > BUFFER_LIMIT:
-            for _ in range(min(self._positions.values()) - self._first):
-                self._chunks.popleft()
-                self._first += 1
-
-
-@dataclass(frozen=True, slots=True)
-class Boarding(Generic[Head]):
-    """A flight to lead (`head` is None) or to follow; `landed`: one of another shape is over, look into the cache."""
-
-    flight: Flight[Head]
-    head: Head | None = None
-    landed: bool = False
+    def _forget(self) -> None:
+        """Drop who is too far behind, and what everybody else has."""
+        self.close()
+        for rider, (_, size) in list(self._at.items()):
+            if self._bytes - size > 2 * BUFFER_LIMIT:
+                del self._at[rider]
+        slowest = min((number for number, _ in self._at.values()), default=self._first)
+        while self._first < slowest:
+            self._chunks.popleft()
+            self._first += 1
 
 
 class Flights(Generic[Head]):
-    """The flights that take followers, by key."""
+    """The flights that take followers, by key: what is asked, and in which bytes the answer is wanted."""
 
     def __init__(self) -> None:
-        self._flights: dict[bytes, Flight[Head]] = {}
+        self._flights: dict[Key, Flight[Head]] = {}
 
-    async def board(self, key: bytes, shape: object, good: Callable[[Head], bool]) -> Boarding[Head]:
-        """Follow the flight of this key once its head is there, or lead a new one.
+    def find(self, key: Key) -> Flight[Head] | None:
+        return self._flights.get(key)
 
-        Where a leader failed, or what it got is not `good`, its followers try once more among themselves, one of them
-        leading; a second failure is theirs too, and raised.
-        """
-        again = True
-        while (flight := self._flights.get(key)) is not None:
-            if flight.shape != shape:
-                await flight.landed.wait()
-                return Boarding(flight, landed=True)
-            flight.riders += 1
-            try:
-                head = await asyncio.shield(flight.head)
-                if good(head) or not again:
-                    return Boarding(flight, head)
-                again = False
-            except Cancelled:
-                pass
-            except Exception:
-                if not again:
-                    raise
-                again = False
-            except BaseException:
-                await flight.leave()
-                raise
-            await flight.leave()
-        return Boarding(self._start(key, shape))
+    def start(self, key: Key, opening: Awaitable[Opened[Head]]) -> Flight[Head]:
+        """A new flight; `opening` makes its response's head and body."""
 
-    def _start(self, key: bytes, shape: object) -> Flight[Head]:
         def ended() -> None:
             if self._flights.get(key) is flight:
                 del self._flights[key]
 
-        flight: Flight[Head] = Flight(shape, ended)
+        flight: Flight[Head] = Flight(opening, ended)
         self._flights[key] = flight
         return flight

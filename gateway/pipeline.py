@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+import orjson
+
 from backends import asgi
 from backends.dialects import openai_chat
 from backends.dialects.openai_chat import MalformedRequest
@@ -17,13 +19,14 @@ from gateway.cache.answers import Answers, Lookup, Question
 from gateway.cache.key import key_digest, scope_digest
 from gateway.dispatch import Dispatch, Dispatched, forwarded
 from gateway.errors import NotCached, refusal
-from gateway.flights import Flights
+from gateway.flights import Flights, Key
 from gateway.logs import new_id
 from gateway.templates import Templates
 from policies.cacheability import CacheRules, parse_controls
 
 COPY_LIMIT = 4 << 20
 """Longer answers are relayed, but not remembered."""
+_TRANSIENT = frozenset({408, 429, 500, 502, 503, 504, 529})
 _TERMINAL = re.compile(rb"data: ?\[DONE\]\s*$")
 
 
@@ -100,34 +103,53 @@ class Pipeline:
         overhead = time.perf_counter() - started
         request.watch.start()
         open_ = partial(self._dispatch.open, "/chat/completions", request.query, headers, raw, view.model, tenant)
-        if lookup.tier == "miss" and not (controls.no_store or controls.max_age is not None or controls.ttl == 0):
-            served = await self._shared(question, lookup, open_, started)
+        if lookup.tier == "miss" and not (
+            controls.no_store or controls.max_age is not None or controls.ttl is not None
+        ):
+            options = orjson.dumps(body.get("stream_options"), option=orjson.OPT_SORT_KEYS)
+            served = await self._shared(question, lookup, (question.key, (view.stream, options)), open_, started)
         else:
             served = self._relayed(question, lookup, await open_(), started)
-        served.overhead = served.overhead or overhead
+        served.overhead = overhead
         return served
 
     async def _shared(
-        self, question: Question, lookup: Lookup, open_: Callable[[], Awaitable[Dispatched]], started: float
+        self, question: Question, lookup: Lookup, key: Key, open_: Callable[[], Awaitable[Dispatched]], started: float
     ) -> Served:
-        """The answer that an identical request is getting just now, or one of our own that others may share."""
-        shape = (question.view.stream, question.view.include_usage)
-        while (boarding := await self._flights.board(question.key, shape, _is_good)).landed:
-            lookup = await self._answers.lookup(question)
-            if lookup.entry is not None:
-                return self._replay(question, lookup, started)
-        flight, leader = boarding.flight, boarding.head
-        self._answers.metrics.flights.labels("leader" if leader is None else "follower").inc()
-        if leader is not None:
-            served = self._following(leader, started)
-        else:
-            try:
-                served = self._relayed(question, lookup, await open_(), started)
-            except BaseException as error:
-                flight.fail(error)
-                raise
+        """The answer that an identical request is getting just now, or one of our own that others may share.
+
+        Whoever follows a request that fails tries once more, one for all of them; a second failure is theirs too, but
+        for refusals: what is wrong with a request may stand in a field that does not decide the answer.
+        """
+
+        async def opening() -> tuple[Served, AsyncGenerator[bytes, None]]:
+            served = self._relayed(question, lookup, await open_(), started)
             assert served.chunks is not None
-            flight.depart(served, served.chunks, shared=_is_good(served))
+            return served, served.chunks
+
+        again = True
+        while (flight := self._flights.find(key)) is not None:
+            try:
+                leader = await flight.head()
+            except BackendError:
+                if not again:
+                    raise
+                again = False
+                continue
+            if leader.status < 400 or (not again and leader.status in _TRANSIENT):
+                self._answers.metrics.flights.labels("follower").inc()
+                served = self._following(leader, started)
+                served.chunks = flight.ride()
+                return served
+            await flight.leave()
+            if not again:
+                return self._relayed(question, lookup, await open_(), started)
+            again = False
+        flight = self._flights.start(key, opening())
+        self._answers.metrics.flights.labels("leader").inc()
+        served = await flight.head()
+        if served.status >= 400:
+            flight.close()
         served.chunks = flight.ride()
         return served
 
@@ -235,11 +257,6 @@ class Pipeline:
             self._answers.fault("remember")
             reason = "fault"
         served.stored = reason or "stored"
-
-
-def _is_good(served: Served) -> bool:
-    """Others may have this answer at once; of a failure they first try once for themselves."""
-    return served.status < 400
 
 
 def _renamed(name: bytes, value: bytes) -> tuple[bytes, bytes]:

@@ -72,16 +72,6 @@ async def test_fifty_identical_cold_requests_are_one_upstream_call(
     assert gateway.metric("hitherto_flights_total", role="follower") >= 49
 
 
-async def test_whole_and_streamed_are_one_call_too(gateway: Gateway, upstream: FakeServer) -> None:
-    upstream.app.script = Script(text="one answer for all", delay=0.4, chunk_delay=0.02)
-    question = f"question {next(NUMBERS)}"
-    usage = {"stream": True, "stream_options": {"include_usage": True}}
-    shapes: list[dict[str, Any]] = [{}, {"stream": True}, usage]
-    replies = await many(gateway, [body(question, **shapes[number % 3]) for number in range(30)])
-    assert {text_of(reply) for reply in replies} == {"one answer for all"}
-    assert len(upstream.app.seen) <= 2, "a stream without usage cannot become an answer with it"
-
-
 async def test_different_questions_tenants_and_models_share_nothing(gateway: Gateway, upstream: FakeServer) -> None:
     upstream.app.script = Script(delay=0.3)
     question = f"question {next(NUMBERS)}"
@@ -107,6 +97,25 @@ async def test_the_first_client_may_leave(gateway: Gateway, upstream: FakeServer
         replies = await others
     assert [text_of(reply) for reply in replies] == ["still here"] * 5 and len(upstream.app.seen) == 1
     assert not upstream.app.seen[0].gone
+
+
+async def test_the_first_client_may_leave_before_there_is_a_head(gateway: Gateway, upstream: FakeServer) -> None:
+    upstream.app.script = Script(text="worth the wait", delay=0.6)
+    asked = body(f"question {next(NUMBERS)}")
+    first = asyncio.create_task(many(gateway, [asked]))
+    await asyncio.sleep(0.15)
+    others = asyncio.create_task(many(gateway, [asked] * 5))
+    await asyncio.sleep(0.15)
+    first.cancel()
+    replies = await others
+    assert [text_of(reply) for reply in replies] == ["worth the wait"] * 5 and len(upstream.app.seen) == 1
+
+
+async def test_a_refusal_is_only_for_whoever_was_refused(gateway: Gateway, upstream: FakeServer) -> None:
+    upstream.app.scripts = [Script(status=400, delay=0.3), Script(status=400, delay=0.3)]
+    question = f"question {next(NUMBERS)}"
+    replies = await many(gateway, [body(question, user=f"u{number}") for number in range(6)])
+    assert sorted(reply.status_code for reply in replies) == [200] * 4 + [400] * 2
 
 
 async def test_when_all_clients_leave_the_upstream_is_told(gateway: Gateway, upstream: FakeServer) -> None:
