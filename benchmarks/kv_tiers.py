@@ -72,12 +72,6 @@ def run(engine: Engine, prompts: list[list[int]], tokens: int = 1) -> tuple[floa
     return first[0] - started, sum(sequence.cached_tokens for sequence in sequences), most[0]
 
 
-def forget(engine: Engine) -> None:
-    done = threading.Event()
-    engine.run_on_engine_thread(lambda: (engine.cache.pool.drop_cached(), done.set())[0] and None)
-    done.wait()
-
-
 def prompt(loaded: Loaded, length: int, name: str) -> list[int]:
     text = loaded.text.encode(f"{name}. " + SENTENCE * 100)
     return [*text[:length], *loaded.text.encode(" Do you sell bells?")]
@@ -107,7 +101,7 @@ def times(loaded: Loaded, thread: ThreadPoolExecutor, rounds: int) -> None:
                             time.sleep(0.01)
                         time.sleep(0.05)
                     if where != "device":
-                        forget(engine)
+                        engine.call(engine.cache.pool.drop_cached).result()
                     took, reused, _ = run(engine, [asked])
                     sizes[where, length] = reused
                     if number:  # the first round warms up

@@ -15,7 +15,8 @@ Block 0 is never handed out: it is where padding rows write and what padded bloc
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 HITS_TO_KEEP = 2
 """Finds after which a block counts as shared."""
@@ -178,7 +179,7 @@ class BlockPool:
 
     def drop_cached(self) -> int:
         """Forget all content (after a reload of the weights, or on demand); how many blocks became free."""
-        dropped = [block for segment in self._segments for block in segment]
+        dropped = list(chain.from_iterable(self._segments))
         for segment in self._segments:
             segment.clear()
         self._free += dropped
@@ -191,14 +192,10 @@ class BlockPool:
         del self._tokens_of[block]
         self._hits[block] = 0
 
-    def _cached_blocks(self) -> Iterator[int]:
-        for segment in self._segments:
-            yield from segment
-
     def check_integrity(self) -> None:
         """Raise AssertionError if the accounts do not add up."""
         used = {block for block in range(1, self.total + 1) if self._refs[block] > 0}
-        free, cached = set(self._free), set(self._cached_blocks())
+        free, cached = set(self._free), set(chain.from_iterable(self._segments))
         if len(free) != len(self._free) or len(free) + self.cached + len(used) != self.total:
             raise AssertionError(f"free {len(free)} + cached {self.cached} + used {len(used)} != {self.total}")
         if free & cached or free & used or cached & used or len(cached) != self.cached:

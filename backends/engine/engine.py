@@ -143,9 +143,19 @@ class Engine:
         """Stop computing for it. Nothing is emitted any more once the engine has seen this."""
         self._inbox.put(lambda: self.scheduler.finish(sequence))
 
-    def run_on_engine_thread(self, action: Callable[[], None]) -> None:
-        """Run something between two steps, where no account is in use."""
-        self._inbox.put(action)
+    def call(self, action: Callable[[], T]) -> Future[T]:
+        """Run something between two steps, where no account is in use; the future has what it returns or raises."""
+        done: Future[T] = Future()
+
+        def work() -> None:
+            if done.set_running_or_notify_cancel():
+                try:
+                    done.set_result(action())
+                except Exception as error:
+                    done.set_exception(error)
+
+        self._inbox.put(work)
+        return done
 
     def stats(self) -> Stats:
         scheduler, pool = self.scheduler, self.cache.pool
@@ -169,17 +179,15 @@ class Engine:
 
     def pin(self, keys: Sequence_[bytes]) -> Future[bool]:
         """Let these blocks give way last, here and now or when they come back. False: half of the pool is pinned."""
-        done: Future[bool] = Future()
 
-        def work() -> None:
+        def work() -> bool:
             pool = self.cache.pool
             fits = pool.pinned_with(keys) <= pool.total // 2
             if fits:
                 pool.pin(keys)
-            _settle(done, fits)
+            return fits
 
-        self._inbox.put(work)
-        return done
+        return self.call(work)
 
     def purge(self) -> Future[None]:
         """Forget all KV that no running request holds, in every tier; done when the future is."""

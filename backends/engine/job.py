@@ -33,6 +33,11 @@ class EngineError(Exception):
         super().__init__(message)
         self.status = status
 
+    @classmethod
+    def of(cls, emission: Emission) -> EngineError:
+        """What an emission without a token means for whoever waits for one."""
+        return cls(500 if emission.finish == "error" else 503, emission.error or emission.finish)
+
 
 class Choice:
     """The text of one choice as it becomes certain.
@@ -163,7 +168,7 @@ class Job:
             if choice.finished:
                 continue  # cut by a stop string; the engine had not heard of it yet
             if emission.token is None:
-                raise EngineError(500 if emission.finish == "error" else 503, emission.error or emission.finish)
+                raise EngineError.of(emission)
             self._completion_tokens += not choice.silent
             if index not in self._started:
                 self._started.add(index)

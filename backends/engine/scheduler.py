@@ -143,8 +143,10 @@ class Scheduler:
             )
 
     def _admit(self, budget: int, chunks: list[Chunk], foreground: bool) -> None:
-        pending = self._pending_keys(foreground)
         candidates = [item for item in self.waiting if not item.loading and not (foreground and item.background)]
+        if not candidates or budget <= 0:
+            return
+        pending = self._pending_keys(foreground)
         known = {}
         considered: Counter[str] = Counter()
         for sequence in candidates:

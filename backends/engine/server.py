@@ -217,7 +217,7 @@ class EngineServer:
         self.engine.submit(sequence)
         _, emission = await arrivals.get()
         if emission.token is None:
-            raise EngineError(500 if emission.finish == "error" else 503, emission.error or emission.finish)
+            raise EngineError.of(emission)
         pinned = await asyncio.wrap_future(self.engine.pin(sequence.chain[:blocks]))
         facts = {"tokens": blocks * self._block, "cached_tokens": sequence.cached_tokens, "pinned": pinned}
         await asgi.send_json(send, 200, {**facts, "seconds": round(time.monotonic() - started, 3)})
@@ -254,8 +254,7 @@ class EngineServer:
         for prompt in prompts:
             if not prompt:
                 raise BadRequest("prompt must not be empty", "prompt")
-            if max(prompt) >= self.vocabulary:
-                raise BadRequest("prompt contains a token that this model has no embedding for", "prompt")
+            self._refuse_unknown(prompt, "prompt")  # before the doctor packs them into 32 bits
             self.doctor.look(prompt, caller.salt)
         return prompts
 
@@ -278,8 +277,7 @@ class EngineServer:
                     param if len(prompt) >= longest else "max_tokens",
                     "context_length_exceeded",
                 )
-            if max(prompt) >= self.vocabulary:
-                raise BadRequest(f"{param} contains a token that this model has no embedding for", param)
+            self._refuse_unknown(prompt, param)
             limit = wanted or (longest - len(prompt) if isinstance(request, ChatRequest) else 1)
             for index in range(request.choices):
                 seed = (request.params.seed or 0) + index
@@ -295,6 +293,10 @@ class EngineServer:
                     )
                 )
         return sequences
+
+    def _refuse_unknown(self, prompt: Sequence_[int], param: str) -> None:
+        if max(prompt) >= self.vocabulary:
+            raise BadRequest(f"{param} contains a token that this model has no embedding for", param)
 
     @functools.cache  # noqa: B019 — one server in the process, and it costs a second that only some need
     def _grammars(self) -> Grammars:

@@ -83,14 +83,7 @@ def _through(
         for prompt, tokens, want in cases:
             got, cached = _run(engine, tokens)
             yield _outcome(tier.name, prompt, len(tokens), cached, want, got, config.kv.int8 or bool(loaded.tested.gap))
-            forgotten = threading.Event()
-
-            def forget(engine: Engine = engine, forgotten: threading.Event = forgotten) -> None:
-                engine.cache.pool.drop_cached()
-                forgotten.set()
-
-            engine.run_on_engine_thread(forget)
-            forgotten.wait()
+            engine.call(engine.cache.pool.drop_cached).result()
     tier.inner.clear()
     tier.inner.close()
 

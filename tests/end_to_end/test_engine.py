@@ -36,11 +36,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Ite
     assert gateway.stop() == 0
 
 
-@pytest.fixture
-def sdk(gateway: Gateway) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0, timeout=120)
-
-
 def user(text: str) -> Any:
     return [{"role": "user", "content": text}]
 

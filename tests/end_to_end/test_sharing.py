@@ -20,12 +20,6 @@ NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def upstream() -> Iterator[FakeServer]:
-    with FakeServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, upstream: FakeServer) -> Iterator[Gateway]:
     gateway = Gateway(tmp_path_factory.mktemp("sharing"), None, "--upstream", upstream.url)
     yield gateway

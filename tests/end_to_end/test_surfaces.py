@@ -45,11 +45,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Ite
     assert gateway.stop() == 0
 
 
-@pytest.fixture
-def sdk(gateway: Gateway) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0, timeout=120)
-
-
 def chat(sdk: openai.OpenAI, text: str, **fields: Any) -> Any:
     messages: Any = [{"role": "user", "content": text}]
     return sdk.chat.completions.create(

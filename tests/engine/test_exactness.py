@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,8 @@ import torch
 from backends.engine.config import EngineConfig, KVConfig
 from backends.engine.engine import Engine
 from backends.engine.load import load
-from backends.engine.sequence import Emission, SamplingParams, Sequence
+from backends.engine.sequence import SamplingParams
+from tests.engine.running import compute
 
 BLOCK = 32
 SYSTEM = "You are a careful assistant who answers in one short sentence. " * 18
@@ -51,44 +51,23 @@ class Bench:
         )
 
     def forget(self) -> None:
-        self.engine.run_on_engine_thread(self.engine.cache.pool.drop_cached)  # type: ignore[arg-type]
+        self.engine.call(self.engine.cache.pool.drop_cached).result(10)
 
     def run(self, prompts: list[list[int]], tokens: int = 24, **sampling: Any) -> tuple[list[list[int]], list[int]]:
         """Output tokens of prompts that are submitted together, and how many tokens of each were cached."""
         params = SamplingParams(tokens, **{"temperature": 0.0, **sampling})
-        outputs: list[list[int]] = [[] for _ in prompts]
-        done = [threading.Event() for _ in prompts]
-        sequences = []
-        for index, prompt in enumerate(prompts):
-
-            def emit(emission: Emission, index: int = index) -> None:
-                assert emission.finish != "error", emission.error
-                if emission.token is not None:
-                    outputs[index].append(emission.token)
-                if emission.finish:
-                    done[index].set()
-
-            sequences.append(Sequence(str(index), prompt, params, emit=emit, eos=self.loaded.eos))
-            self.engine.submit(sequences[-1])
-        assert all(event.wait(120) for event in done)
+        outcome = compute(self.engine, prompts, params, self.loaded.eos)
         self.check()
-        return outputs, [sequence.cached_tokens for sequence in sequences]
+        return outcome
 
     def check(self) -> None:
         """The accounts add up once everything has ended."""
-        failures: list[BaseException] = []
-        checked = threading.Event()
 
         def look() -> None:
-            try:
-                self.engine.cache.pool.check_integrity()
-                assert self.engine.cache.pool.available == self.engine.cache.pool.total, "a block is still held"
-            except BaseException as error:
-                failures.append(error)
-            checked.set()
+            self.engine.cache.pool.check_integrity()
+            assert self.engine.cache.pool.available == self.engine.cache.pool.total, "a block is still held"
 
-        self.engine.run_on_engine_thread(look)
-        assert checked.wait(10) and not failures, failures
+        self.engine.call(look).result(10)
 
     def generate(self, prompt: list[int], tokens: int = 24) -> list[int]:
         with torch.inference_mode():

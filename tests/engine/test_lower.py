@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +14,9 @@ from backends.engine.config import DiskConfig, EngineConfig, KVConfig, RedisConf
 from backends.engine.engine import Engine
 from backends.engine.load import Loaded, load
 from backends.engine.lower import build_tiers
-from backends.engine.sequence import Emission, SamplingParams, Sequence
+from backends.engine.sequence import SamplingParams, Sequence
 from tests.conftest import eventually
+from tests.engine.running import compute
 from tests.servers import RedisServer
 
 SYSTEM = "You are a careful assistant who answers in one short sentence. " * 20
@@ -52,20 +52,9 @@ def ask(engine: Engine, question: str, tokens: int = 12) -> tuple[list[int], int
     prompt = engine.loaded.text.encode_chat(
         [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     )
-    output: list[int] = []
-    done = threading.Event()
-
-    def emit(emission: Emission) -> None:
-        assert emission.finish != "error", emission.error
-        if emission.token is not None:
-            output.append(emission.token)
-        if emission.finish:
-            done.set()
-
-    sequence = Sequence("x", prompt, SamplingParams(tokens, temperature=0.0), emit=emit, eos=engine.loaded.eos)
-    engine.submit(sequence)
-    assert done.wait(60)
-    return output, sequence.cached_tokens
+    params = SamplingParams(tokens, temperature=0.0)
+    (output,), (cached,) = compute(engine, [prompt], params, engine.loaded.eos)
+    return output, cached
 
 
 DISK = {"disk": DiskConfig(path="kv", size=1 << 30)}  # type: ignore[arg-type]
@@ -180,17 +169,12 @@ def test_a_prefix_larger_than_the_device_brings_its_head_and_washes_nothing_of_i
     with engine(loaded, thread, tmp_path, **DISK) as first:
         cold, _ = ask(first, "How high is the moon?")
     with engine(loaded, thread, tmp_path, **DISK) as second:
-        pool, taken, done = second.cache.pool, [], threading.Event()
-
-        def take() -> None:
-            taken.extend(pool.allocate(pool.total - 24) or [])  # just enough for the prompt of 17 blocks and its answer
-            done.set()
-
-        second.run_on_engine_thread(take)
-        assert done.wait(10)
+        pool = second.cache.pool
+        # Just enough is left for the prompt of 17 blocks and its answer.
+        taken = second.call(lambda: pool.allocate(pool.total - 24)).result(10) or []
         warm, cached = ask(second, "How high is the moon?")
         assert warm == cold and cached > 200
-        second.run_on_engine_thread(lambda: pool.release(taken))
+        second.call(lambda: pool.release(taken)).result(10)
 
 
 def test_a_purge_is_over_when_it_says_so(loaded: Loaded, thread: ThreadPoolExecutor, tmp_path: Path) -> None:
@@ -204,14 +188,7 @@ def test_a_purge_is_over_when_it_says_so(loaded: Loaded, thread: ThreadPoolExecu
 
 def spoil(engine: Engine) -> None:
     """Change KV in the device's pool behind everybody's back, as a broken machine would."""
-    done = threading.Event()
-
-    def work() -> None:
-        engine.loaded.runner.pool.data[1:].neg_()
-        done.set()
-
-    engine.run_on_engine_thread(work)
-    assert done.wait(10)
+    engine.call(lambda: engine.loaded.runner.pool.data[1:].neg_()).result(10)  # type: ignore[union-attr]
 
 
 def test_a_wrong_block_is_found_out_and_taken_out_of_use(

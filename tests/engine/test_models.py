@@ -18,6 +18,7 @@ from backends.engine.load import load
 from backends.engine.sequence import Emission, SamplingParams, Sequence
 from backends.engine.verify import UnsupportedModel
 from tests.conftest import eventually
+from tests.engine.running import compute
 
 SMALL = {
     "vocab_size": 300,
@@ -92,23 +93,7 @@ def start(folder: Path, **settings: Any) -> tuple[Engine, ThreadPoolExecutor]:
 
 
 def run(engine: Engine, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], list[int]]:
-    outputs: list[list[int]] = [[] for _ in prompts]
-    done = [threading.Event() for _ in prompts]
-    sequences = []
-    for index, prompt in enumerate(prompts):
-
-        def emit(emission: Emission, index: int = index) -> None:
-            assert emission.finish != "error", emission.error
-            if emission.token is not None:
-                outputs[index].append(emission.token)
-            if emission.finish:
-                done[index].set()
-
-        params = SamplingParams(tokens, temperature=0.0, ignore_eos=True)
-        sequences.append(Sequence(str(index), prompt, params, emit=emit))
-        engine.submit(sequences[-1])
-    assert all(event.wait(60) for event in done)
-    return outputs, [sequence.cached_tokens for sequence in sequences]
+    return compute(engine, prompts, SamplingParams(tokens, temperature=0.0, ignore_eos=True))
 
 
 @pytest.mark.parametrize("kind", [*SUPPORTED, *WITH_STATE])
@@ -169,7 +154,7 @@ def test_a_thousand_random_requests_with_cancels_leave_nothing_behind(model_fold
         taken.extend(blocks)
 
     try:
-        engine.run_on_engine_thread(take)
+        engine.call(take).result(10)
         for number in range(1000):
             known = chance.choice(prompts)
             prompt = [*known[: chance.randrange(1, len(known) + 1)], chance.randrange(3, 300)]
@@ -203,15 +188,12 @@ def test_a_thousand_random_requests_with_cancels_leave_nothing_behind(model_fold
         for _ in range(1000):
             assert ended.acquire(timeout=60)
         assert eventually(lambda: engine.scheduler.idle, 60)
-        checked = threading.Event()
 
         def look() -> None:
             pool.release(taken)
             pool.check_integrity()
-            checked.set()
 
-        engine.run_on_engine_thread(look)
-        assert checked.wait(10)
+        engine.call(look).result(10)
         assert pool.available == pool.total, "free + cached == total"
         assert engine.stats().preemptions > 0 and engine.stats().shadow_mismatches == 0
         assert engine.stats().shadow_checks > 0
