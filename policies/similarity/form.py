@@ -1,0 +1,105 @@
+"""What kind of answer is asked for: a person or a date, one sentence or a table, English or French."""
+
+from __future__ import annotations
+
+import re
+
+from policies.similarity.text import Reading
+
+_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        ("frequency", r"how often|how frequently|how many times"),
+        ("duration", r"how long (?!is (?:a|an|the)\b.* in )|how soon|how quickly"),
+        ("amount", r"how (?:much|many)|what (?:amount|number) of|number of"),
+        ("measure", r"how (?:old|tall|high|deep|far|big|large|wide|heavy|hot|cold|fast|thick)"),
+        (
+            "reason",
+            r"\bwhy\b|how come|what causes?|what made|(?:the )?reasons? (?:for|why|that)|what is the (?:cause|reason)",
+        ),
+        ("time", r"\bwhen\b|(?:what|which) (?:year|date|day|month|time|century)"),
+        ("place", r"\bwhere\b|(?:what|which) (?:place|city|country|location)"),
+        ("person", r"\bwho\b|\bwhose\b|\bwhom\b"),
+        ("manner", r"\bhow\b|ways? (?:to|of)|steps (?:to|for)"),
+        ("thing", r"\b(?:what|which)\b"),
+    )
+)
+_OPENING = re.compile(r"^(?:\S+ ){0,3}?(?=how|why|when|where|who|what|which)")
+_STRONG = frozenset("frequency duration amount reason time place person".split())
+
+_LANGUAGES = frozenset(
+    "english french german spanish italian portuguese dutch danish swedish norwegian finnish polish czech slovak "
+    "hungarian romanian bulgarian greek turkish arabic hebrew hindi urdu bengali tamil japanese chinese mandarin "
+    "cantonese korean vietnamese thai indonesian malay russian ukrainian welsh irish catalan latin swahili croatian "
+    "serbian icelandic persian farsi esperanto".split()
+)
+_FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (name, re.compile(pattern))
+    for name, pattern in (
+        ("json", r"\b(?:as|in|into|to) json\b"),
+        ("yaml", r"\b(?:as|in|into|to) yaml\b"),
+        ("xml", r"\b(?:as|in|into|to) xml\b"),
+        ("csv", r"\b(?:as|in|into|to) csv\b"),
+        ("html", r"\b(?:as|in|into|to) html\b"),
+        ("markdown", r"\bmarkdown\b"),
+        ("table", r"\b(?:as|in) an? (?:\w+ ){0,2}table\b|\btabular\b"),
+        ("bullets", r"\bbullet ?points?\b"),
+        ("numbered", r"\bnumbered list\b"),
+        ("list", r"\bas an? (?:\w+ )?list\b"),
+        ("checklist", r"\bas an? checklist\b"),
+        ("sentence", r"\b(?:in|one|single|#n:\d) (?:\w+ )?sentences?\b"),
+        ("words", r"\b(?:under|in|within) #n:\d+ words\b"),
+        ("paragraph", r"\bparagraphs?\b"),
+        ("essay", r"\bwrite an essay\b"),
+        ("poem", r"\bpoem\b|\brhymes?\b|\bhaiku\b|\blimerick\b"),
+        ("dialogue", r"\bdialogue\b"),
+        ("script", r"\bas a script\b"),
+        ("detail", r"\bin (?:\w+ )?detail\b|\bin depth\b|\bthorough(?:ly)?\b"),
+        ("short", r"\bbriefly\b|\bconcise(?:ly)?\b|\bin short\b|\bin a few words\b|\bone word\b|\bquick summary\b"),
+        ("simple", r"\b(?:simple|plain) (?:terms?|words|english|language)\b|\blike i am\b|\bfor dummies\b"),
+        ("steps", r"\bstep by step\b"),
+        ("example", r"\bwith (?:an? )?(?:\w+ )?ex[ae]mples?\b"),
+        ("yesno", r"\byes or no\b"),
+        ("only", r"\bjust the\b|\bonly the\b|\bnothing else\b|\bonly (?:give|answer|reply)\b"),
+    )
+)
+
+
+def kind(reading: Reading) -> str:
+    """What a question asks for: "person", "time", "reason" …; empty if it does not say."""
+    text = " ".join(reading.words)
+    first = min(
+        ((match.start(), rank, name) for rank, (name, pattern) in enumerate(_KINDS) if (match := pattern.search(text))),
+        default=None,
+    )
+    return first[2] if first is not None else ""
+
+
+def other_kind(a: Reading, b: Reading) -> bool:
+    """Whether one asks when and the other one where."""
+    ours, theirs = kind(a), kind(b)
+    if ours == theirs:
+        return False
+    if ours in _STRONG and theirs in _STRONG:
+        return True
+    same = set(a.content) == set(b.content)
+    strong = ours in _STRONG or theirs in _STRONG
+    return strong and (same or "manner" in (ours, theirs)) and "" not in (ours, theirs)
+
+
+def constraints(reading: Reading) -> frozenset[str]:
+    """What a text demands of its answer: language, format, length, audience."""
+    text = " ".join(reading.words)
+    found = {name for name, pattern in _FORMS if pattern.search(text)}
+    for index, word in enumerate(reading.words[:-1]):
+        if word in ("in", "into") and reading.words[index + 1] in _LANGUAGES:
+            found.add(reading.words[index + 1])
+    return frozenset(found)
+
+
+def other_form(a: Reading, b: Reading) -> bool:
+    """Whether the answer is wanted in another form."""
+    ours, theirs = constraints(a), constraints(b)
+    if not (ours & _LANGUAGES and theirs & _LANGUAGES):
+        ours, theirs = ours - {"english"}, theirs - {"english"}  # in the language of the question, most likely
+    return ours != theirs

@@ -1,0 +1,110 @@
+"""Who does what to whom: the same words in other places."""
+
+from __future__ import annotations
+
+from policies.similarity.lexicon import stem
+from policies.similarity.text import EMPTY, Reading, meaning
+from policies.similarity.wording import other_owner
+
+_PREPOSITIONS = {
+    **dict.fromkeys("to into onto as".split(), "to"),
+    **dict.fromkeys("from".split(), "from"),
+    **dict.fromkeys("in on at inside within".split(), "in"),
+    **{word: word for word in "by than with for of over under before after against without about via through".split()},
+}
+_JOINING = frozenset("and or vs versus".split())
+_LIGHT = frozenset(map(stem, "differ difference compare comparison between first also only".split()))
+
+
+def places(reading: Reading) -> list[tuple[str, str]]:
+    """(word, the preposition that governs it or empty), in order; quantities are words like others."""
+    found: list[tuple[str, str]] = []
+    role = ""
+    before = ""
+    for word in reading.words:
+        if word in _PREPOSITIONS and not (word == "to" and before in _INFINITIVE):
+            role = _PREPOSITIONS[word]
+        elif word.startswith("#"):
+            found.append((word, role))
+        elif word in EMPTY:
+            if word not in _ARTICLES:
+                role = ""
+        elif (made := meaning(word)) not in _LIGHT:
+            found.append((made, role))
+        before = word
+    return found
+
+
+_INFINITIVE = frozenset(
+    ["", *"how want wanna need like have has had way ways able try trying possible going used".split()]
+)
+"""Words after which "to" belongs to a verb."""
+_ARTICLES = frozenset("a an the my your his her its our their this that these those".split())
+
+
+def exchanged(a: Reading, b: Reading) -> bool:
+    """Whether two things have changed places: from A to B, from B to A; A beats B, B beats A."""
+    ours, theirs = places(a), places(b)
+    mine, yours = dict(reversed(ours)), dict(reversed(theirs))
+    shared = [word for word in dict.fromkeys(word for word, _ in ours) if word in yours]
+    if len(shared) < 2:
+        return False
+    moved = [word for word in shared if mine[word] != yours[word]]
+    for x in moved:
+        for y in moved:
+            if mine[x] == yours[y] and mine[y] == yours[x] and mine[x] != mine[y]:
+                return True
+    return _inverted(a, b, shared, mine, yours) or _passive(a, b, mine, yours) or _passive(b, a, yours, mine)
+
+
+def _inverted(a: Reading, b: Reading, shared: list[str], mine: dict[str, str], yours: dict[str, str]) -> bool:
+    """Whether the same words in the same role come in another order, and nothing else differs."""
+    if set(a.content) != set(b.content):
+        return False
+    still = [word for word in shared if mine[word] == yours[word] == ""]  # "in 2020" may stand anywhere
+    order = [word for word in dict.fromkeys(word for word, _ in places(b)) if word in set(still)]
+    if _in_order(still, order) >= len(still) - 1 and len(still) > 3:
+        return False  # one word has moved
+    return still != order and not (_joined(a) and _joined(b))
+
+
+def _in_order(first: list[str], second: list[str]) -> int:
+    """The length of the longest common subsequence of two orders of the same words."""
+    place = {word: index for index, word in enumerate(second)}
+    best: list[int] = []
+    for index, word in enumerate(first):
+        best.append(1 + max((best[before] for before in range(index) if place[first[before]] < place[word]), default=0))
+    return max(best, default=0)
+
+
+def other_role(a: Reading, b: Reading) -> bool:
+    """Whether one is asked by, or of, somebody else: "as a buyer" and "as a seller", "my flat" and "your flat"."""
+    ours, theirs = _asker(a), _asker(b)
+    return bool(ours and theirs and ours != theirs) or other_owner(a, b)
+
+
+def _asker(reading: Reading) -> frozenset[str]:
+    words = reading.words
+    found: set[str] = set()
+    for index, word in enumerate(words[:-2]):
+        if word in ("i", "as", "you") and words[index + 1] in ("a", "an", "the", "my", "your", "am", "are"):
+            rest = [other for other in words[index + 2 : index + 5] if other not in EMPTY]
+            found.update(f"{'you' if word == 'you' else 'i'} {meaning(other)}" for other in rest[:1])
+    return frozenset(found)
+
+
+def _joined(reading: Reading) -> bool:
+    return any(word in _JOINING for word in reading.words) or "between" in reading.words
+
+
+def _passive(a: Reading, b: Reading, mine: dict[str, str], yours: dict[str, str]) -> bool:
+    """ "influenced by Dylan" and "influenced Dylan"."""
+    words = [word for word in a.words if word not in _ARTICLES]
+    for index, word in enumerate(words[1:-1], start=1):
+        if word != "by":
+            continue
+        verb, agent = meaning(words[index - 1]), meaning(words[index + 1])
+        order = [item for item, _ in places(b)]
+        if verb in order and agent in order and yours.get(agent) == "" and order.index(verb) < order.index(agent):
+            return True
+    return False

@@ -1,0 +1,114 @@
+"""What two questions do not have in common, once spelling, inflection and politeness are set aside."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from policies.similarity.lexicon import misspelt
+from policies.similarity.quantities import is_unit
+from policies.similarity.text import Reading, fold
+
+_DAYS = "monday tuesday wednesday thursday friday saturday sunday"
+_MONTHS = "january february march april may june july august september october november december"
+_OTHERS = (
+    "weekend spring summer autumn winter easter christmas halloween ramadan eid diwali thanksgiving hanukkah hourly "
+    "daily weekly monthly quarterly yearly annual annually today tomorrow yesterday tonight noon midnight morning "
+    "afternoon evening night"
+)
+_CALENDAR = {
+    **{word: word for word in f"{_DAYS} {_MONTHS} {_OTHERS}".split() if word != "may"},
+    **{word[:3]: word for word in f"{_DAYS} {_MONTHS}".split() if word != "may"},
+    "tues": "tuesday",
+    "thurs": "thursday",
+    "sept": "september",
+    "annually": "yearly",
+    "annual": "yearly",
+}
+_MY, _YOUR = frozenset("my mine our ours".split()), frozenset("your yours".split())
+_OWNERS = {
+    **dict.fromkeys(_MY, "my"),
+    **dict.fromkeys(_YOUR, "your"),
+    **dict.fromkeys("his her hers their theirs".split(), "their"),
+}
+
+
+@lru_cache(maxsize=64)  # several guards ask for the same pair
+def residue(a: Reading, b: Reading) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The meaningful words (stems, in order) that only one of two texts has."""
+    ours, theirs = frozenset(a.content), frozenset(b.content)
+    left = [word for word in dict.fromkeys(a.content) if word not in theirs]
+    right = [word for word in dict.fromkeys(b.content) if word not in ours]
+    left, right = _without_compounds(left, right)
+    right, left = _without_compounds(right, left)
+    for word in list(left):
+        twin = next((other for other in right if misspelt(a.spelled[word], b.spelled[other])), None)
+        if twin is not None:
+            left.remove(word)
+            right.remove(twin)
+    return (*left,), (*right,)
+
+
+def _without_compounds(words: list[str], others: list[str]) -> tuple[list[str], list[str]]:
+    """Without "pay slip" on one side and "payslip" on the other."""
+    for first, second in zip(list(words), list(words)[1:], strict=False):
+        if first + second in others:
+            others = [word for word in others if word != first + second]
+            words = [word for word in words if word not in (first, second)]
+    return words, others
+
+
+def other_numbers(a: Reading, b: Reading) -> bool:
+    """Whether their quantities differ in value: numbers, amounts with units, prices, dates, times, versions."""
+    return a.quantities != b.quantities
+
+
+def other_verbatim(a: Reading, b: Reading) -> bool:
+    """Whether one quotes, or names by its identifier, what the other one does not have letter by letter."""
+    if a.symbols != b.symbols:
+        return True
+    return any(
+        fold(part) not in other.folded
+        for reading, other in ((a, b), (b, a))
+        for part in (*reading.quoted, *reading.code)
+    )
+
+
+def other_calendar(a: Reading, b: Reading) -> bool:
+    """Whether they name other days, months or seasons."""
+    ours, theirs = ({_CALENDAR[word] for word in reading.words if word in _CALENDAR} for reading in (a, b))
+    return bool(ours - theirs and theirs - ours)
+
+
+def other_units(a: Reading, b: Reading) -> bool:
+    """Whether they want the answer in other units."""
+    ours, theirs = ({word for word in reading.content if is_unit(reading.spelled[word])} for reading in (a, b))
+    return bool(ours - theirs and theirs - ours)
+
+
+def other_names(a: Reading, b: Reading) -> bool:
+    """Whether they name other things: each has a name, or a word that no dictionary has, which the other has not."""
+    left, right = residue(a, b)
+    return bool(a.names.intersection(left) and b.names.intersection(right))
+
+
+def other_owner(a: Reading, b: Reading) -> bool:
+    """Whether the same is asked of mine and of yours."""
+    ours, theirs = ({_OWNERS[word] for word in reading.words if word in _OWNERS} for reading in (a, b))
+    return bool(ours and theirs and not ours & theirs and not any(residue(a, b)))
+
+
+def added(a: Reading, b: Reading) -> bool:
+    """Whether one says all that the other one says, and more: "in Europe", "for children", "without sugar"."""
+    left, right = residue(a, b)
+    return bool(left) != bool(right)
+
+
+def substituted(a: Reading, b: Reading) -> bool:
+    """Whether they are the same but for one word."""
+    left, right = residue(a, b)
+    return len(left) == len(right) == 1
+
+
+def foreign(a: Reading, b: Reading) -> bool:
+    """Whether a word differs in a language whose words mean nothing to the other guards."""
+    return not (a.english and b.english) and any(residue(a, b))
