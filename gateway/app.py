@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -20,18 +21,20 @@ from starlette.routing import Route
 from backends import asgi
 from backends.build import build
 from gateway import errors
-from gateway.api import admin, chat, health, models, passthrough
+from gateway.api import admin, chat, embeddings, health, models, passthrough
 from gateway.api.auth import OPEN, OpenAuth, TransparentAuth
 from gateway.api.endpoint import Endpoint
 from gateway.cache.answers import Answers
-from gateway.cache.semantic import Semantic
-from gateway.cache.semantic import load as load_semantic
+from gateway.cache.control import Control
 from gateway.config import Settings, is_loopback
 from gateway.dispatch import Dispatch
 from gateway.metrics import Metrics
 from gateway.pipeline import Pipeline
 from gateway.stores.sqlite import SQLiteAnswers
 from gateway.templates import Templates, Warmer
+
+if TYPE_CHECKING:
+    from gateway.cache.semantic import Semantic
 
 log = logging.getLogger("hitherto")
 
@@ -63,7 +66,8 @@ def create_app(settings: Settings, shared: bool = False) -> Application:
     answers = Answers(store, int(settings.cache.size), semantic.deadline if semantic else 0.0, metrics, shared=shared)
     templates = Templates(settings.declared_templates())
     warmer = Warmer(templates, dispatch, OPEN)
-    pipeline = Pipeline(answers, dispatch, settings.cache.rules(), templates)
+    rules = settings.cache.rules()
+    pipeline = Pipeline(answers, dispatch, rules, templates)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -75,6 +79,7 @@ def create_app(settings: Settings, shared: bool = False) -> Application:
             if semantic:
                 answers.semantic = await _semantic_tier(settings, notes)
             await answers.open()
+            stack.push_async_callback(pipeline.close)
             stack.push_async_callback(warmer.close)
             await warmer.open()
             yield
@@ -85,21 +90,29 @@ def create_app(settings: Settings, shared: bool = False) -> Application:
     app.include_router(health.router(backends, notes, metrics))
     if is_loopback(settings.host):
         app.include_router(admin.router(backends, warmer))
+        app.include_router(admin.cache_router(Control(answers, pipeline), auth))
     if not settings.transparent:
         app.include_router(models.router(dispatch))
-    app.router.routes.append(Route("/v1/{path:path}", passthrough.Passthrough(dispatch, auth, metrics, limit)))
+    relay = passthrough.Passthrough(dispatch, auth, metrics, limit)
+    app.router.routes.append(Route("/v1/{path:path}", relay))
     app.add_exception_handler(Exception, _refuse)
     app.add_exception_handler(HTTPException, _not_found)
     for kind in errors.known():
         app.add_exception_handler(kind, _refuse)
-    return Application({("POST", "/v1/chat/completions"): endpoint}, app)
+    vectors = embeddings.EmbeddingsEndpoint(answers, dispatch, rules, relay, metrics)
+    return Application({("POST", "/v1/chat/completions"): endpoint, ("POST", "/v1/embeddings"): vectors}, app)
 
 
 async def _semantic_tier(settings: Settings, notes: dict[str, str]) -> Semantic | None:
     """The semantic tier, or None and a note: the gateway serves exact answers without it."""
 
+    def load() -> Semantic:
+        from gateway.cache.semantic import load as load_semantic  # needs numpy and faiss
+
+        return load_semantic(settings.embedder)
+
     try:
-        return await asyncio.to_thread(load_semantic, settings.embedder)
+        return await asyncio.to_thread(load)
     except ImportError as error:
         notes["semantic"] = f"off: {error}; install hitherto[semantic]"
     except Exception as error:

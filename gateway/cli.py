@@ -144,6 +144,65 @@ def doctor(url: Annotated[str, typer.Option(help="A running gateway.")] = "http:
 
 cache_app = typer.Typer(no_args_is_help=True, help="Look into the answer cache.")
 app.add_typer(cache_app, name="cache")
+UrlOption = Annotated[str, typer.Option(help="A running gateway.")]
+GATEWAY = "http://127.0.0.1:8080"
+
+
+@cache_app.command()
+def stats(url: UrlOption = GATEWAY) -> None:
+    """Say what is stored."""
+    from gateway.cache import commands
+
+    commands.stats(url)
+
+
+@cache_app.command()
+def purge(
+    url: UrlOption = GATEWAY,
+    entry: Annotated[str, typer.Option(help="What x-hitherto-entry said, or its beginning.")] = "",
+    tag: Annotated[str, typer.Option(help="One of the x-hitherto-tags that it was stored with.")] = "",
+    model: Annotated[str, typer.Option(help="The model that was asked for.")] = "",
+    tenant: Annotated[str, typer.Option(help="Whose it is.")] = "",
+    older_than: Annotated[str | None, typer.Option(help="Stored longer ago than this, like 12h or 7d.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Everything.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Only say how many it would be.")] = False,
+) -> None:
+    """Forget stored answers; of several conditions all must hold."""
+    from gateway.cache import commands
+
+    conditions = {"entry": entry, "tag": tag, "model": model, "tenant": tenant, "all": all_, "dry_run": dry_run}
+    commands.purge(url, conditions | ({"older_than": older_than} if older_than is not None else {}))
+
+
+@cache_app.command()
+def feedback(
+    entry: Annotated[str, typer.Argument(help="What x-hitherto-entry said.")],
+    question: Annotated[
+        str | None, typer.Option(help="The question that got the wrong answer; without it the entry goes.")
+    ] = None,
+    url: UrlOption = GATEWAY,
+) -> None:
+    """Report a wrong answer, so that it is not served again."""
+    from gateway.cache import commands
+
+    commands.feedback(url, entry, question)
+
+
+@cache_app.command()
+def explain(
+    request: Annotated[str, typer.Argument(help="A question, or a file with a chat completion request as JSON.")],
+    model: Annotated[str, typer.Option(help="Which model it is for, where only a question is given.")] = "smollm2",
+    header: Annotated[list[str], typer.Option(help="A header that comes with it, as 'name: value'.")] = [],
+    url: UrlOption = GATEWAY,
+) -> None:
+    """Say why a request would hit or miss: nearest answers, what speaks against them, which fields differ."""
+    from gateway.cache import commands
+
+    body: Any = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": request}]}
+    if request.endswith(".json"):
+        body = json.loads(Path(request).read_text())
+    pairs = [line.partition(":") for line in header]
+    commands.explain(url, body, {name.strip(): value.strip() for name, _, value in pairs})
 
 
 @cache_app.command()

@@ -14,6 +14,7 @@ from backends.engine.config import EngineConfig
 from backends.protocol import Duration
 from embedder.config import EmbedderConfig
 from gateway.templates import Normalisation, Template
+from policies import volatility
 from policies.cacheability import CacheRules, Sampling
 from policies.routing import Target
 
@@ -31,9 +32,20 @@ class _Section(BaseModel):
 class SemanticConfig(_Section):
     """Answers to the same question in other words."""
 
-    threshold: float = Field(default=0.90, ge=0.0, le=1.0)
+    threshold: float = Field(default=0.85, ge=0.0, le=1.0)
+    """The cosine that a stored question must reach; the guards then decide."""
     deadline: Duration = 0.050
     """A lookup that takes longer lets the request go on as a miss."""
+    alias_margin: float = Field(default=0.10, ge=0.0, le=1.0)
+    """A question this little below the threshold becomes an alias if its fresh answer is the neighbour's; 0: never."""
+    share_in_flight: bool = False
+    """Whether a question may share the answer that a nearly identical one is getting just now."""
+
+
+class BucketsConfig(_Section):
+    """Several answers to a request that wants variety, served in turn."""
+
+    buckets: int = Field(ge=1, le=100)
 
 
 class CacheConfig(_Section):
@@ -43,7 +55,20 @@ class CacheConfig(_Section):
     semantic: SemanticConfig | Literal[False] = SemanticConfig()
     ttl: Duration = 86400.0
     size: ByteSize = Field(default=ByteSize(2 << 30), gt=0)
-    sampling: Sampling = "reuse"
+    sampling: Sampling | BucketsConfig = "reuse"
+    stale_if_error: Duration = 0.0
+    """How long after its time an answer still serves when no backend gives one."""
+    stale_while_revalidate: Duration = 0.0
+    """How long after its time an answer still serves while a fresh one is computed."""
+    volatile: dict[str, Duration] = {}
+    """Class of volatile questions → how long their answers are reused; what is not named keeps its default."""
+
+    @field_validator("volatile")
+    @classmethod
+    def _known_classes(cls, value: dict[str, float]) -> dict[str, float]:
+        if unknown := set(value) - set(volatility.DEFAULTS):
+            raise ValueError(f"there is no class {sorted(unknown)[0]!r} (known: {', '.join(volatility.DEFAULTS)})")
+        return value
 
     @field_validator("semantic", mode="before")
     @classmethod
@@ -57,7 +82,13 @@ class CacheConfig(_Section):
             semantic=semantic is not False,
             threshold=semantic.threshold if semantic is not False else 1.0,
             ttl=self.ttl,
-            sampling=self.sampling,
+            sampling="reuse" if isinstance(self.sampling, BucketsConfig) else self.sampling,
+            buckets=self.sampling.buckets if isinstance(self.sampling, BucketsConfig) else 1,
+            stale_if_error=self.stale_if_error,
+            stale_while_revalidate=self.stale_while_revalidate,
+            volatile={**volatility.DEFAULTS, **self.volatile},
+            grey=semantic.alias_margin if semantic is not False else 0.0,
+            share_near=semantic.share_in_flight if semantic is not False else False,
         )
 
 

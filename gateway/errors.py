@@ -16,7 +16,7 @@ from backends.protocol import (
     BackendTimeout,
     BackendUnreachable,
 )
-from policies.cacheability import MalformedControl
+from policies.controls import MalformedControl
 
 
 class UnknownModel(Exception):

@@ -58,6 +58,9 @@ class Metrics:
         self.flights = Counter(
             "hitherto_flights_total", "Computations that identical requests could share.", ["role"], registry=r
         )
+        self.answer_evictions = Counter(
+            "hitherto_answer_evictions_total", "Stored answers that gave way to others.", registry=r
+        )
         self.answer_entries = Gauge("hitherto_answer_entries", "Stored answers.", registry=r)
         self.answer_bytes = Gauge("hitherto_answer_bytes", "Bytes of stored answers.", registry=r)
         self.prefix_tokens = Counter(

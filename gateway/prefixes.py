@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
-
-from gateway.config import ConfigError
+from gateway.operator import ask
 
 
 def warm(url: str) -> bool:
     """Warm the declared templates and print what was done; whether all went well. Raises `ConfigError`."""
-    done: list[dict[str, Any]] = _asked("POST", url, "/admin/prefix/warm", 600)
+    done: list[dict[str, Any]] = ask("POST", url, "/admin/prefix/warm", 600)
     for item in done:
         new = item["tokens"] - item["cached_tokens"]
         what = item["error"] or f"{item['tokens']} tokens, {new} computed in {item['seconds']:g} s"
@@ -25,7 +23,7 @@ def warm(url: str) -> bool:
 
 def doctor(url: str) -> None:
     """Print the report. Raises `ConfigError` where no gateway answers."""
-    engines: dict[str, dict[str, Any] | None] = _asked("GET", url, "/admin/prefix", 10)
+    engines: dict[str, dict[str, Any] | None] = ask("GET", url, "/admin/prefix", 10)
     for name, report in engines.items():
         if report is None:
             print(f"{name}: the engine does not answer")
@@ -46,12 +44,3 @@ def doctor(url: str) -> None:
             print(f"    {hot['ends'][-100:]!r}")
     if not engines:
         print("no engine is configured there")
-
-
-def _asked(method: str, url: str, path: str, timeout: float) -> Any:
-    try:
-        reply = httpx.request(method, f"{url.rstrip('/')}{path}", timeout=timeout, trust_env=False)
-        reply.raise_for_status()
-        return reply.json()
-    except (httpx.HTTPError, ValueError) as error:
-        raise ConfigError(f"no gateway answers at {url}: {error}") from error

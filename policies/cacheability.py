@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from backends.protocol import Answer, View
+from policies.controls import Controls
+from policies.volatility import DEFAULTS, lifetime
 
 Sampling = Literal["reuse", "exact-only", "never"]
 
@@ -18,61 +19,24 @@ class CacheRules:
 
     exact: bool = True
     semantic: bool = True
-    threshold: float = 0.90
+    threshold: float = 0.85
     ttl: float = 86400.0
     sampling: Sampling = "reuse"
+    buckets: int = 1
+    """How many different answers a request that wants variety may get, in turn."""
+    stale_if_error: float = 0.0
+    """How long after its time an answer still serves when no backend does."""
+    stale_while_revalidate: float = 0.0
+    """How long after its time an answer still serves while a fresh one is computed."""
+    volatile: Mapping[str, float] = field(default_factory=lambda: DEFAULTS)
+    grey: float = 0.10
+    """How far below the threshold a neighbour may be whose answer, if it is the same, makes an alias; 0: none."""
+    share_near: bool = False
+    """Whether a question may share the answer that a nearly identical one is getting just now."""
 
-
-@dataclass(frozen=True, slots=True)
-class Controls:
-    """What one request asks of the cache. It can only tighten: less reading, less writing, fresher, more similar."""
-
-    no_cache: bool = False
-    no_store: bool = False
-    only_if_cached: bool = False
-    max_age: float | None = None
-    ttl: float | None = None
-    threshold: float | None = None
-    namespace: str = ""
-
-
-class MalformedControl(ValueError):
-    """A control header that cannot be understood; the text names it."""
-
-
-def parse_controls(headers: Mapping[str, str]) -> Controls:
-    """`Cache-Control` (RFC 9111 section 5.2.1) and the `x-hitherto-*` request headers, by lower-case name."""
-    directives: dict[str, str] = {}
-    if "cache-control" in headers:
-        for item in headers["cache-control"].lower().split(","):
-            name, _, value = item.strip().partition("=")
-            directives[name] = value.strip('"')
-    max_age = None
-    if "max-age" in directives:
-        if not re.fullmatch("[0-9]{1,12}", directives["max-age"]):
-            raise MalformedControl(f"cache-control: max-age needs whole seconds, not {directives['max-age']!r}")
-        max_age = float(directives["max-age"])
-    return Controls(
-        no_cache="no-cache" in directives,
-        no_store="no-store" in directives,
-        only_if_cached="only-if-cached" in directives,
-        max_age=max_age,
-        ttl=_number(headers, "x-hitherto-ttl", 0, float("inf"), "s"),
-        threshold=_number(headers, "x-hitherto-threshold", 0, 1),
-        namespace=headers.get("x-hitherto-namespace", ""),
-    )
-
-
-def _number(headers: Mapping[str, str], name: str, low: float, high: float, unit: str = "") -> float | None:
-    if name not in headers:
-        return None
-    text = headers[name].strip()
-    if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]+)?" + (f"{unit}?" if unit else ""), text):
-        raise MalformedControl(f"{name} needs a number, not {text!r}")
-    value = float(text.removesuffix(unit) if unit else text)
-    if not low <= value <= high:
-        raise MalformedControl(f"{name} must be between {low:g} and {high:g}, not {text}")
-    return value
+    @property
+    def stale(self) -> float:
+        return max(self.stale_if_error, self.stale_while_revalidate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +48,6 @@ class Readable:
     reason: str = ""
 
 
-# Questions about the moment have a new answer every time, so their wording must not be generalised. They may still
-# be exact hits within the TTL.
-_VOLATILE = re.compile(
-    r"\b(today|tonight|tomorrow|yesterday|now|currently|current|latest|newest|recent(ly)?"
-    r"|this (week|month|year|morning)|what time|weather|forecast|stock price|exchange rate|score)\b",
-    re.IGNORECASE,
-)
-
-
 def may_read(view: View, rules: CacheRules, controls: Controls) -> Readable:
     """Which tiers may answer this request."""
     if not rules.exact:
@@ -102,14 +57,18 @@ def may_read(view: View, rules: CacheRules, controls: Controls) -> Readable:
     sampled = view.temperature is None or view.temperature > 0
     if sampled and rules.sampling == "never":
         return Readable(False, False, "sampling")
-    if reason := _not_semantic(view, rules, sampled):
+    if reason := _not_semantic(view, rules, controls, sampled):
         return Readable(True, False, reason)
     return Readable(True, True)
 
 
-def _not_semantic(view: View, rules: CacheRules, sampled: bool) -> str:
+def _not_semantic(view: View, rules: CacheRules, controls: Controls, sampled: bool) -> str:
     if not rules.semantic:
         return "semantic-disabled"
+    if controls.exact_only:
+        return "exact-only"
+    if sampled and rules.buckets > 1:
+        return "buckets"
     if sampled and rules.sampling == "exact-only":
         return "sampling"
     if view.question is None:
@@ -120,8 +79,8 @@ def _not_semantic(view: View, rules: CacheRules, sampled: bool) -> str:
         return "several-choices"
     if view.wants_logprobs:
         return "logprobs"
-    if _VOLATILE.search(view.question):
-        return "volatile"
+    if lifetime(view.question, rules.volatile)[0] <= 0:
+        return "volatile"  # a question about this moment: its wording must not be generalised
     return ""
 
 
@@ -137,11 +96,19 @@ def may_write(view: View, rules: CacheRules, controls: Controls, status: int, an
         return f"status-{status}"
     if controls.ttl == 0:
         return "ttl-0"
+    if lifetime(view.question, rules.volatile)[0] <= 0:
+        return "volatile"
     if len(answer.finish_reasons) != view.choices and not answer.flaw:
         return "choices-missing"
     return answer.flaw
 
 
-def fresh_for(rules: CacheRules, controls: Controls) -> float:
-    """Seconds that a new entry lives: the rule's, or less where the request says so."""
-    return rules.ttl if controls.ttl is None else min(rules.ttl, controls.ttl)
+def fresh_for(view: View, rules: CacheRules, controls: Controls) -> float:
+    """Seconds that a new entry lives: the rule's, or less where the request or its words say so."""
+    limit = min(rules.ttl, lifetime(view.question, rules.volatile)[0])
+    return limit if controls.ttl is None else min(limit, controls.ttl)
+
+
+def wants_variety(view: View, rules: CacheRules) -> bool:
+    """Whether a request is answered from several entries in turn: sampled, and the rules allow more than one."""
+    return rules.buckets > 1 and (view.temperature is None or view.temperature > 0)

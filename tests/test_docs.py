@@ -10,8 +10,9 @@ import pytest
 from backends.config import OpenAIConfig
 from backends.engine.config import EngineConfig, KVConfig
 from embedder.config import EmbedderConfig
-from gateway.config import CacheConfig, Settings, load
+from gateway.config import CacheConfig, SemanticConfig, Settings, load
 from gateway.metrics import Metrics
+from policies.volatility import DEFAULTS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -45,6 +46,8 @@ def test_every_setting_and_its_default_stand_in_the_documentation() -> None:
     for prefix, section in (("cache.", CacheConfig), ("embedder.", EmbedderConfig), ("kv.", KVConfig)):
         for name in section.model_fields:
             assert f"{prefix}{name}" in names, f"{prefix}{name}"
+    for name in (*SemanticConfig.model_fields, *DEFAULTS):
+        assert name in names, name
     for section in (EngineConfig, OpenAIConfig):
         for name in set(section.model_fields) - {"kind", "kv"}:
             assert name in names, name

@@ -264,6 +264,13 @@ def usage_of(body: Mapping[str, Any]) -> Usage | None:
     return Usage(prompt, completion, cached if isinstance(cached, int) else None, sources)
 
 
+def text_of(body: bytes) -> str:
+    """What a stored answer says; empty if it is not one text."""
+    choices = orjson.loads(body)["choices"] if body else []
+    content = choices[0]["message"].get("content") if len(choices) == 1 else None
+    return content if isinstance(content, str) else ""
+
+
 _SHARED = ("model", "system_fingerprint", "service_tier")
 _WHOLE = ("object", "choices", "usage")
 

@@ -6,11 +6,16 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
 
 from backends.engine.backend import EngineBackend
-from backends.protocol import Backend
+from backends.protocol import Backend, Duration
+from gateway.api.auth import OpenAuth, TransparentAuth
+from gateway.cache.control import Control
+from gateway.stores.contract import Selector
 from gateway.templates import Warmer
 
 
@@ -20,8 +25,41 @@ def _not_from_a_web_page(request: Request) -> None:
         raise HTTPException(403, "administration is not for web pages")
 
 
+class Purge(BaseModel):
+    """Which stored answers to forget; all conditions hold at once."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    entry: str = Field(default="", pattern="^[0-9a-fA-F]*$")
+    tag: str = ""
+    model: str = ""
+    tenant: str = ""
+    older_than: Duration | None = None
+    all: bool = False
+    """Must be true where no other condition is given."""
+    dry_run: bool = False
+
+
+class Feedback(BaseModel):
+    """A wrong answer: the entry that `x-hitherto-entry` named, and the question that it was given to."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    entry: str = Field(pattern="^[0-9a-fA-F]{8,64}$")
+    question: str | None = None
+
+
+class Explain(BaseModel):
+    """A chat completion request, and the headers that it would come with."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    request: dict[str, Any]
+    headers: dict[str, str] = {}
+
+
 def router(backends: Mapping[str, Backend], warmer: Warmer) -> APIRouter:
-    """What can be done to a running gateway."""
+    """What can be done to a running gateway's engines."""
     api = APIRouter(prefix="/admin", dependencies=[Depends(_not_from_a_web_page)])
 
     engines = {name: backend for name, backend in backends.items() if isinstance(backend, EngineBackend)}
@@ -51,5 +89,40 @@ def router(backends: Mapping[str, Backend], warmer: Warmer) -> APIRouter:
             return JSONResponse({"error": {"message": f"there is no engine {name!r} (known: {known})"}}, 404)
         await engines[name].reload()
         return JSONResponse({"reloading": name}, 202)
+
+    return api
+
+
+def cache_router(control: Control, auth: OpenAuth | TransparentAuth) -> APIRouter:
+    """What can be done to a running gateway's answer cache."""
+    api = APIRouter(prefix="/admin", dependencies=[Depends(_not_from_a_web_page)])
+
+    @api.get("/cache/stats")
+    async def stats() -> dict[str, Any]:
+        """What the answer cache holds."""
+        return await control.statistics()
+
+    @api.post("/cache/purge")
+    async def purge_answers(purge: Purge) -> JSONResponse:
+        """Forget stored answers; with `dry_run` only count them."""
+        selector = Selector(purge.entry, purge.tag, purge.model, purge.tenant, purge.older_than)
+        if selector == Selector() and not purge.all:
+            message = "say what to purge: entry, tag, model, tenant or older_than; or all: true"
+            return JSONResponse({"error": {"message": message}}, 400)
+        return JSONResponse(await control.purge(selector, purge.dry_run))
+
+    @api.post("/cache/feedback")
+    async def feedback(report: Feedback) -> JSONResponse:
+        """A stored answer was wrong for a question, or altogether: it is not served so again."""
+        try:
+            return JSONResponse(await control.bad_hit(report.entry, report.question))
+        except LookupError as error:
+            return JSONResponse({"error": {"message": str(error)}}, 404)
+
+    @api.post("/explain")
+    async def explain(asked: Explain) -> dict[str, Any]:
+        """Why a request would hit or miss."""
+        headers = {name.lower(): value for name, value in asked.headers.items()}
+        return await control.explain(orjson.dumps(asked.request), headers, auth.tenant(headers))
 
     return api

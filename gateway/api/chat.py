@@ -5,8 +5,9 @@ from __future__ import annotations
 from backends.dialects import openai_chat
 from gateway.api.auth import OpenAuth, TransparentAuth
 from gateway.api.endpoint import Endpoint
+from gateway.exchange import Incoming, Served
 from gateway.metrics import Metrics
-from gateway.pipeline import Incoming, Pipeline, Served
+from gateway.pipeline import Pipeline
 
 
 class ChatEndpoint(Endpoint):

@@ -12,8 +12,8 @@ from typing import Any
 from backends import asgi
 from gateway import errors, logs
 from gateway.api.auth import OpenAuth, TransparentAuth
+from gateway.exchange import Incoming, Served
 from gateway.metrics import Metrics, RequestSeries
-from gateway.pipeline import Incoming, Served
 
 log = logging.getLogger("hitherto")
 
@@ -27,7 +27,7 @@ class Endpoint(ABC):
     surface: str
 
     def __init__(self, auth: OpenAuth | TransparentAuth, metrics: Metrics, body_limit: int) -> None:
-        self._auth, self._metrics, self._body_limit = auth, metrics, body_limit
+        self.auth, self._metrics, self.body_limit = auth, metrics, body_limit
         self._series = lru_cache(maxsize=1024)(self._find_series)  # finding a series by its labels costs 10 µs
 
     @abstractmethod
@@ -38,11 +38,11 @@ class Endpoint(ABC):
         headers = asgi.header_map(scope)
         request_id = headers.get("x-request-id") or logs.new_id()
         try:
-            body = await asgi.read_body(receive, self._body_limit)
+            body = await asgi.read_body(receive, self.body_limit)
         except asgi.ClientGone:
             return
         except asgi.BodyTooLarge:
-            error = asgi.BodyTooLarge(f"the request body is over {self._body_limit} bytes")
+            error = asgi.BodyTooLarge(f"the request body is over {self.body_limit} bytes")
             await self._refuse(error, request_id, time.perf_counter(), send)
             return
         started = time.perf_counter()
@@ -52,7 +52,7 @@ class Endpoint(ABC):
         try:
             async with watch:
                 try:
-                    served = await self.serve(Incoming(scope, headers, body, self._auth.tenant(headers), watch))
+                    served = await self.serve(Incoming(scope, headers, body, self.auth.tenant(headers), watch))
                     await _send(served, request_id, send)
                 except Exception as error:
                     if served is not None and served.first is not None:

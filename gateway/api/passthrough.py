@@ -18,8 +18,8 @@ from gateway.api.auth import OpenAuth, TransparentAuth
 from gateway.api.endpoint import Endpoint
 from gateway.dispatch import Dispatch
 from gateway.errors import UnknownModel
+from gateway.exchange import COPY_LIMIT, Incoming, Served
 from gateway.metrics import Metrics
-from gateway.pipeline import COPY_LIMIT, Incoming, Served
 
 BY_MODEL = frozenset({"/completions", "/embeddings"})
 """Paths that are routed by the model that their body names."""

@@ -6,40 +6,34 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from backends.protocol import Answer, View
-from gateway.cache.semantic import Neighbours, Semantic
+from backends.dialects import openai_chat
+from backends.protocol import Answer
+from gateway.cache.asking import Asking
+from gateway.cache.feed import Feed
+from gateway.cache.memory import Memory
+from gateway.cache.question import Question
+from gateway.cache.writer import Writer
 from gateway.metrics import Metrics
-from gateway.stores.contract import AnswerStore, Entry, Known
+from gateway.stores.contract import AnswerStore, Entry, Known, Shape, Vector
 from policies import cacheability, similarity
-from policies.cacheability import CacheRules, Controls
+from policies.cacheability import CacheRules
+
+if TYPE_CHECKING:  # numpy and faiss are not there where only exact answers are served
+    from gateway.cache.semantic import Neighbours, Semantic
 
 log = logging.getLogger("hitherto.cache")
 
-Tier = Literal["exact", "semantic", "miss", "bypass"]
-_OVERHEAD = 600
-"""Bytes that an entry costs beside its answer: facts in memory, part of its vector."""
-HOT_BYTES = 64 << 20
+Tier = Literal["exact", "semantic", "alias", "stale", "miss", "bypass"]
 SWEEP_SECONDS = 30.0
-FOLLOW_SECONDS = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A request as the cache sees it."""
-
-    key: bytes
-    scope: bytes
-    tenant: str
-    view: View
-    controls: Controls
-    rules: CacheRules
+TURNS = 10_000
+"""How many requests that want variety are remembered with the answer that they had last."""
 
 
 @dataclass(slots=True)
@@ -51,6 +45,18 @@ class Lookup:
     entry: Entry | None = None
     similarity: float | None = None
     neighbours: asyncio.Future[Neighbours | None] | None = field(default=None, repr=False)
+    near: bytes | None = None
+    """The key of a neighbour that was just not near enough: the same answer would make this question its alias."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An entry that may be served. `wording` is what its answer was found under: an alias' own question."""
+
+    entry: Entry
+    wording: str | None
+    alias: bool
+    stale: bool = False
 
 
 class Answers:
@@ -69,85 +75,121 @@ class Answers:
         shared: bool = False,
     ) -> None:
         """`shared`: other processes write to the same store, and what they remember is wanted here too."""
-        self._store = store
+        self.store = store
         self.semantic = semantic
         """Set before `open`; None: exact answers only."""
-        self._shared = shared
-        self._size_limit = size
-        self._deadline = deadline
+        self.shared = shared
         self.metrics = metrics
-        self._known: OrderedDict[bytes, Known] = OrderedDict()  # least recently used first
-        self._bytes = 0
-        self._hot: OrderedDict[bytes, Entry] = OrderedDict()
-        self._hot_bytes = 0
+        self.memory = Memory(size)
+        self._deadline = deadline
         self._reader = ThreadPoolExecutor(2, "answers-read")
-        self._writer = ThreadPoolExecutor(1, "answers-write")
-        self._to_write: list[Entry] = []
-        self._to_delete: list[tuple[bytes, float]] = []
+        self.writer = Writer(store, self.is_current, self.fault)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writing = False
-        self._followed = 0
-        """The number of the newest write that we know of."""
+        self._denied: set[tuple[bytes, bytes]] = set()
+        self._described: set[bytes] = set()
+        self._turns: OrderedDict[bytes, int] = OrderedDict()
+        self.feed = Feed(self)
+        self.asking = Asking()
+        """Questions whose answers are under way."""
         self._chores: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
         """Load what earlier runs stored and still lives, and build the semantic index from it."""
-        loop = asyncio.get_running_loop()
+        now = time.time()
         try:
-            self._followed = await loop.run_in_executor(self._reader, self._store.last)
-            known = await loop.run_in_executor(self._reader, lambda: list(self._store.known()))
+            await self.feed.begin()
+            self._denied = set(await self.reading(self.store.denied))
+            rows = await self.reading(lambda: [(row.key, row.known) for row in self.store.rows()])
         except Exception:
             self.fault("store")
-            known = []
-        now = time.time()
-        for key, facts in known:
-            if facts.expires > now:
-                self._know(key, facts)
+            rows = []
+        for key, known in rows:
+            if known.kept_until > now:
+                self.memory.add(key, known)
             else:
-                self._to_delete.append((key, facts.created))
+                self.writer.delete([(key, known.created)])
         if self.semantic is not None:
             try:
                 await self.semantic.warm()
-                await self.semantic.rebuild(self._store, self._known.__contains__)
+                stored = (vector for _, vector in self.store.vectors(self.semantic.fingerprint))
+                await self.semantic.fill(stored, self.is_current)
             except Exception:
                 self.fault("index")
-        self._evict()
+        self.evict()
         self._publish_size()
-        self._flush_soon()
-        self._chores = [asyncio.create_task(self._sweep())]
-        if self._shared:
-            self._chores.append(asyncio.create_task(self._follow()))
+        self._chores = [asyncio.create_task(self._sweep()), asyncio.create_task(self.feed.embed_the_rest())]
+        if self.shared:
+            self._chores.append(asyncio.create_task(self.feed.follow()))
 
     async def close(self) -> None:
         """Write what is waiting to be written."""
         for chore in self._chores:
             chore.cancel()
+        await asyncio.gather(*self._chores, return_exceptions=True)
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.writer.close()
         self._reader.shutdown()
-        self._writer.shutdown()
         if self.semantic is not None:
             await asyncio.to_thread(self.semantic.close)
-        self._store.close()
+        self.store.close()
 
     async def lookup(self, question: Question) -> Lookup:
         """Exact first, then semantic, within the deadline. Never raises for a cache fault."""
+        lookup = await self._lookup(question)
+        self.metrics.answer_lookups.labels(
+            "semantic" if lookup.neighbours is not None else "exact",
+            "hit" if lookup.entry is not None else lookup.tier,
+            lookup.reason,
+        ).inc()
+        return lookup
+
+    async def _lookup(self, question: Question) -> Lookup:
         readable = cacheability.may_read(question.view, question.rules, question.controls)
         if not readable.exact:
-            return self._counted("exact", Lookup("bypass", readable.reason))
-        try:
-            entry, unfit = await self._fetch(question.key, question)
-        except Exception:
-            self.fault("store")
-            entry, unfit = None, "fault"
-        if entry is not None:
-            return self._counted("exact", Lookup("exact", entry=entry))
+            return Lookup("bypass", readable.reason)
+        found, unfit = await self._safely(question.key, question)
+        if found is not None:
+            tier: Tier = "stale" if found.stale else "alias" if found.alias else "exact"
+            return Lookup(tier, entry=found.entry)
         if not readable.semantic or self.semantic is None:
-            return self._counted("exact", Lookup("miss", unfit or readable.reason or "semantic-unavailable"))
+            return Lookup("miss", unfit or readable.reason or "semantic-unavailable")
         lookup = await self._lookup_semantic(question)
         if lookup.entry is None and unfit:
             lookup.reason = unfit  # there was an exact entry, and this is why it was not served
-        return self._counted("semantic", lookup)
+        return lookup
+
+    async def again(self, question: Question) -> Entry | None:
+        """The exact entry of a question that was looked up before, if somebody else has stored it meanwhile."""
+        found, _ = await self._safely(question.key, question)
+        return found.entry if found is not None else None
+
+    async def stale(self, question: Question) -> Entry | None:
+        """An answer whose time is up, for when no backend gives another, as far as the rules allow it."""
+        known = self.memory.get(question.key)
+        late = 0.0 if known is None else time.time() - known.expires
+        if known is None or late > question.rules.stale_if_error or question.controls.max_age is not None:
+            return None
+        found, _ = await self._safely(question.key, replace(question, rules=_patient(question.rules)))
+        return found.entry if found is not None else None
+
+    def vector(self, question: Question) -> asyncio.Future[Neighbours | None] | None:
+        """The question's vector on its way; None where there is no encoder."""
+        if self.semantic is None or question.view.question is None:
+            return None
+        return self.semantic.neighbours(question.scope, question.view.question)
+
+    async def settled(self) -> None:
+        """Return when what was remembered so far is written."""
+        await self.writer.settled()
+
+    def turn(self, key: bytes, buckets: int) -> int:
+        """Which of several answers a request that wants variety gets now: each in turn."""
+        number = self._turns.pop(key, -1) + 1
+        self._turns[key] = number
+        if len(self._turns) > TURNS:
+            self._turns.popitem(last=False)
+        return number % buckets
 
     def remember(
         self, question: Question, lookup: Lookup, backend: str, status: int, answer: Answer, complete: bool = True
@@ -160,36 +202,61 @@ class Answers:
         self.metrics.answer_writes.labels("skipped" if reason else "stored", reason).inc()
         if reason:
             return reason
-        now = time.time()
+        now, view = time.time(), question.view
+        expires = now + cacheability.fresh_for(view, question.rules, question.controls)
+        controls = replace(question.controls, no_cache=False)  # it asked for a fresh answer, not for none to be kept
+        body = orjson.dumps(answer.body)
         entry = Entry(
             key=question.key,
             scope=question.scope,
             tenant=question.tenant,
-            surface=question.view.surface,
-            model=question.view.model,
+            surface=view.surface,
+            model=view.model,
             backend=backend,
-            question=question.view.question,
-            body=orjson.dumps(answer.body),
+            question=view.question,
+            body=body,
             has_usage=complete,
             created=now,
-            expires=now + cacheability.fresh_for(question.rules, question.controls),
+            expires=expires,
+            cost=_cost(answer, body),
+            stale_until=expires + question.rules.stale,
+            tags=question.controls.tags,
+            embeds=view.question is not None and cacheability.may_read(view, question.rules, controls).semantic,
         )
-        self._keep(entry)
-        self._background(self._write(entry, self._add_to_index(question, lookup, entry)))
+        self.keep(entry)
+        if entry.embeds and self.semantic is not None:
+            vector = self.semantic.add(entry.scope, entry.key, entry.question or "", _vector_of(lookup))
+            self._background(self._write_vector(entry, vector))
+        if lookup.near is not None:
+            self._background(self._learn(question, lookup.near, entry))
         return ""
 
-    def _add_to_index(self, question: Question, lookup: Lookup, entry: Entry) -> asyncio.Future[bytes | None] | None:
-        """The entry's vector, on its way into the index; None where the semantic tier has no place for it."""
-        controls = replace(question.controls, no_cache=False)  # it asked for a fresh answer, not for none to be kept
-        if self.semantic is None or entry.question is None:
-            return None
-        if not cacheability.may_read(question.view, question.rules, controls).semantic:
-            return None
-        known, vector = lookup.neighbours, None
-        if known is not None and known.done() and not known.cancelled() and known.exception() is None:
-            result = known.result()
-            vector = result.vector if result is not None else None
-        return self.semantic.add(entry.scope, entry.key, entry.question, vector)
+    def describe(self, question: Question, parts: Callable[[], dict[str, str]]) -> None:
+        """Keep what a scope is made of, once, for `explain`."""
+        if question.scope in self._described:
+            return
+        if len(self._described) > 100_000:
+            self._described.clear()
+        self._described.add(question.scope)
+        self._background(self._safely_run("store", self.store.describe, Shape(question.scope, parts())))
+
+    def forget(self, found: list[tuple[bytes, float]]) -> None:
+        """Forget entries here and wherever the store is shared."""
+        self._forget([key for key, _ in found])
+        self.writer.delete(found, announce=True)
+        self._publish_size()
+
+    def deny_again(self, denied: set[tuple[bytes, bytes]]) -> None:
+        """What was reported bad to any process that shares the store."""
+        self._denied |= denied
+
+    def deny(self, asked: bytes, entry: bytes) -> None:
+        """Never again serve an entry to the question with the key `asked`."""
+        self._denied.add((asked, entry))
+
+    async def reading(self, call: Any, *arguments: Any) -> Any:
+        """The result of a blocking call of the store, made from a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._reader, call, *arguments)
 
     async def _lookup_semantic(self, question: Question) -> Lookup:
         semantic, text = self.semantic, question.view.question
@@ -212,178 +279,192 @@ class Answers:
         lookup.neighbours = future
         return lookup
 
+    async def consider(self, question: Question) -> list[tuple[Entry, str, float, str]]:
+        """(entry, wording, cosine, objection) of the nearest stored questions, whether they would be served or not."""
+        text, coming = question.view.question, self.vector(question)
+        neighbours = await coming if coming is not None else None
+        if neighbours is None or text is None:
+            return []
+        threshold = max(question.rules.threshold, question.controls.threshold or 0.0)
+        considered = []
+        for key, cosine in neighbours.nearest:
+            found, _ = await self._fetch(key, question)
+            if found is not None and found.wording is not None:
+                objection = self._objection(question, text, found)
+                objection = objection or ("" if cosine >= threshold else "below-threshold")
+                considered.append((found.entry, found.wording, cosine, objection))
+        return considered
+
     async def _choose(self, question: Question, text: str, nearest: list[tuple[bytes, float]]) -> Lookup:
         """The first candidate that nothing speaks against; else the reason why the best one was refused."""
         threshold = max(question.rules.threshold, question.controls.threshold or 0.0)
-        refused = "below-threshold"
-        best = nearest[0][1] if nearest else None
+        lookup = Lookup("miss", similarity=nearest[0][1] if nearest else None)
         for key, cosine in nearest:
-            if cosine < threshold:
+            near_enough = cosine >= threshold
+            if not near_enough and (lookup.near is not None or cosine < threshold - question.rules.grey):
                 break
-            entry, unfit = await self._fetch(key, question)
-            if entry is None or entry.question is None or entry.scope != question.scope:
-                refused = unfit or refused
-                continue
-            if veto := similarity.veto(text, entry.question):
-                refused = f"veto-{veto}"
-                continue
-            return Lookup("semantic", entry=entry, similarity=cosine)
-        return Lookup("miss", refused, similarity=best)
+            found, unfit = await self._fetch(key, question)
+            if found is None or found.wording is None or found.entry.scope != question.scope:
+                refused = unfit
+            else:
+                refused = self._objection(question, text, found)
+                if not refused and near_enough:
+                    lookup.tier, lookup.entry, lookup.similarity, lookup.reason = "semantic", found.entry, cosine, ""
+                    return lookup
+                if not refused:
+                    lookup.near = found.entry.key
+            if near_enough:
+                lookup.reason = lookup.reason or refused
+        lookup.reason = lookup.reason or "below-threshold"
+        return lookup
 
-    async def _fetch(self, key: bytes, question: Question) -> tuple[Entry | None, str]:
+    def _objection(self, question: Question, text: str, found: Found) -> str:
+        """What speaks against giving this question that entry's answer; empty if nothing does."""
+        wording = found.wording or ""
+        if (question.key, found.entry.key) in self._denied:
+            return "veto-reported"
+        if veto := similarity.veto(text, wording):
+            return f"veto-{veto}"
+        if similarity.answer_tells(text, wording, openai_chat.text_of(found.entry.body)):
+            return "veto-answer"
+        return ""
+
+    async def _safely(self, key: bytes, question: Question) -> tuple[Found | None, str]:
+        try:
+            return await self._fetch(key, question)
+        except Exception:
+            self.fault("store")
+            return None, "fault"
+
+    async def _fetch(self, key: bytes, question: Question) -> tuple[Found | None, str]:
         """An entry that this request may have, or None and why not."""
-        known = self._known.get(key)
+        known = self.memory.get(key)
         if known is None:
             return None, ""
         now = time.time()
-        if known.expires <= now:
+        late = now - known.expires
+        if known.kept_until <= now:
             self._forget([key])
             return None, "expired"
+        if late >= 0 and (late >= question.rules.stale_while_revalidate or key != question.key):
+            return None, "expired"
         max_age = question.controls.max_age
-        if max_age is not None and now - known.created > max_age:
+        if max_age is not None and (late >= 0 or now - known.created > max_age):
             return None, "max-age"
         if not known.has_usage and (question.view.include_usage or not question.view.stream):
             return None, "usage-unknown"  # the client waits for a usage chunk that we could only invent
-        entry = self._hot.get(key)
+        entry = self.memory.body(key)
         if entry is None:
-            loop = asyncio.get_running_loop()
-            entry = await loop.run_in_executor(self._reader, self._store.get, key)
-            if self._known.get(key) is not known:
+            entry = await self.reading(self.store.get, key)
+            if self.memory.get(key) is not known:
                 return None, "changed"  # replaced or evicted while we read
             if entry is None or entry.created < known.created:
                 self._forget([key])  # never written, or an older answer under this key
                 return None, "lost"
             if entry.created > known.created:
                 return None, "changed"  # another worker's; we shall hear of it
-            self._warm_up(entry)
-        self._known.move_to_end(key)
-        return entry, ""
+            self.memory.heat(entry)
+        known.used = now
+        if entry.target is None:
+            return Found(entry, entry.question, alias=False, stale=late >= 0), ""
+        found, unfit = await self._fetch(entry.target, question)
+        if found is None or found.alias:
+            self._forget([key])  # what it stood for is gone
+            return None, unfit or "lost"
+        return Found(found.entry, entry.question, alias=True), ""
 
-    def _keep(self, entry: Entry) -> None:
-        self._know(entry.key, Known(entry.created, entry.expires, _size(entry), entry.scope, entry.has_usage))
-        self._warm_up(entry)
-        self._evict()
+    def keep(self, entry: Entry) -> None:
+        """Take an entry in: findable now, durable soon."""
+        known = Known(
+            created=entry.created,
+            expires=entry.expires,
+            kept_until=entry.kept_until,
+            size=len(entry.body) + len(entry.question or ""),
+            cost=entry.cost,
+            has_usage=entry.has_usage,
+            used=entry.created,
+        )
+        self.memory.add(entry.key, known, entry)
+        self.writer.put(entry)
+        self.evict()
         self._publish_size()
 
-    def _know(self, key: bytes, facts: Known) -> None:
-        """Take in the facts of an entry, in place of an older one's under the same key."""
-        self._forget([key], delete=False)
-        self._known[key] = facts
-        self._bytes += facts.size + _OVERHEAD
+    async def _learn(self, question: Question, near: bytes, fresh: Entry) -> None:
+        """Make a question the alias of a neighbour whose answer turned out to be the same."""
+        try:
+            found, _ = await self._fetch(near, question)
+            if found is None or found.alias or not self.is_current(fresh.key, fresh.created):
+                return
+            old, new = (openai_chat.text_of(entry.body) for entry in (found.entry, fresh))
+            if not old or not similarity.agree(old, new):
+                return
+            entry = found.entry
+            self.keep(
+                replace(fresh, body=b"", target=entry.key, expires=min(fresh.expires, entry.expires), cost=1.0,
+                        stale_until=0.0, tags=tuple(dict.fromkeys((*fresh.tags, *entry.tags))))
+            )  # fmt: skip
+            self.metrics.answer_writes.labels("alias", "").inc()
+        except Exception:
+            self.fault("alias")
 
-    def _warm_up(self, entry: Entry) -> None:
-        if (old := self._hot.pop(entry.key, None)) is not None:
-            self._hot_bytes -= _size(old)
-        self._hot[entry.key] = entry
-        self._hot_bytes += _size(entry)
-        while self._hot_bytes > HOT_BYTES and len(self._hot) > 1:
-            _, cold = self._hot.popitem(last=False)
-            self._hot_bytes -= _size(cold)
-
-    def _forget(self, keys: list[bytes], delete: bool = True) -> None:
+    def _forget(self, keys: list[bytes]) -> None:
         gone = []
         for key in keys:
-            known = self._known.pop(key, None)
+            known = self.memory.remove(key)
             if known is not None:
-                self._bytes -= known.size + _OVERHEAD
                 gone.append((key, known.created))
-            hot = self._hot.pop(key, None)
-            if hot is not None:
-                self._hot_bytes -= _size(hot)
-        if delete and gone:
-            self._to_delete += gone
+        if gone:
+            self.writer.delete(gone)
             if self.semantic is not None:
-                _ignore_result(self.semantic.remove([key for key, _ in gone]))
-            self._flush_soon()
+                self.ignore(self.semantic.remove([key for key, _ in gone]))
 
-    def _evict(self) -> None:
-        while self._bytes > self._size_limit and len(self._known) > 1:
-            self._forget([next(iter(self._known))])
+    def evict(self) -> None:
+        """Keep within the budget."""
+        now = time.time()
+        while self.memory.over():
+            self._forget([self.memory.least(now)])
+            self.metrics.answer_evictions.inc()
 
     async def _sweep(self) -> None:
         """Expired entries must not fill the budget just because nobody asks for them."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            now = time.time()
-            self._forget([key for key, known in self._known.items() if known.expires <= now])
+            self._forget(self.memory.dead(time.time()))
             self._publish_size()
 
-    async def _follow(self) -> None:
-        """Learn what other workers have stored."""
-        loop = asyncio.get_running_loop()
-        embedder = self.semantic.fingerprint if self.semantic is not None else ""
-        while True:
-            await asyncio.sleep(FOLLOW_SECONDS)
-            try:
-                rows = await loop.run_in_executor(self._reader, self._news, self._followed, embedder)
-            except Exception:
-                self.fault("store")
-                continue
-            for number, key, facts, vector in rows:
-                self._followed = number
-                mine = self._known.get(key)
-                if facts.expires <= time.time() or (mine is not None and mine.created >= facts.created):
-                    continue
-                self._know(key, facts)
-                if self.semantic is not None and vector is not None:
-                    _ignore_result(self.semantic.add(facts.scope, key, "", vector))
-            self._evict()
+    async def _write_vector(self, entry: Entry, coming: asyncio.Future[bytes | None]) -> None:
+        try:
+            packed = await coming
+        except Exception:
+            self.fault("semantic")
+            return
+        assert self.semantic is not None
+        self.writer.put_vector(Vector(entry.key, entry.scope, entry.created, self.semantic.fingerprint, packed or b""))
 
-    def _news(self, number: int, embedder: str) -> list[tuple[int, bytes, Known, bytes | None]]:
-        return list(self._store.since(number, embedder))
-
-    async def _write(self, entry: Entry, coming: asyncio.Future[bytes | None] | None) -> None:
-        if coming is not None and self.semantic is not None:
-            try:
-                vector = await coming
-            except Exception:
-                self.fault("semantic")
-            else:
-                if vector is not None:
-                    entry = replace(entry, vector=vector, embedder=self.semantic.fingerprint)
-        self._to_write.append(entry)
-        self._flush_soon()
+    async def _safely_run(self, part: str, call: Any, *arguments: Any) -> None:
+        try:
+            await self.reading(call, *arguments)
+        except Exception:
+            self.fault(part)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _flush_soon(self) -> None:
-        if not self._writing and (self._to_write or self._to_delete):
-            self._writing = True
-            self._background(self._flush())
-
-    async def _flush(self) -> None:
-        """Write what has gathered, in one transaction, until nothing is left."""
-        loop = asyncio.get_running_loop()
-        try:
-            while self._to_write or self._to_delete:
-                entries, self._to_write = self._to_write, []
-                keys, self._to_delete = self._to_delete, []
-                live = [entry for entry in entries if self._is_current(entry)]
-                try:
-                    if keys:
-                        await loop.run_in_executor(self._writer, self._store.delete, keys)
-                    if live:
-                        await loop.run_in_executor(self._writer, self._store.put, live)
-                except Exception:
-                    self.fault("store")  # they live on in memory until they are evicted
-        finally:
-            self._writing = False
-
-    def _is_current(self, entry: Entry) -> bool:
-        known = self._known.get(entry.key)
-        return known is not None and known.created == entry.created
-
-    def _counted(self, tier: str, lookup: Lookup) -> Lookup:
-        result = "hit" if lookup.entry is not None else lookup.tier
-        self.metrics.answer_lookups.labels(tier, result, lookup.reason).inc()
-        return lookup
+    def is_current(self, key: bytes, created: float) -> bool:
+        """Whether this very entry is known."""
+        known = self.memory.get(key)
+        return known is not None and known.created == created
 
     def _publish_size(self) -> None:
-        self.metrics.answer_entries.set(len(self._known))
-        self.metrics.answer_bytes.set(self._bytes)
+        self.metrics.answer_entries.set(len(self.memory))
+        self.metrics.answer_bytes.set(self.memory.bytes)
+
+    @staticmethod
+    def ignore(future: asyncio.Future[Any]) -> None:
+        """Let nobody complain that a future's exception was not looked at."""
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def fault(self, part: str) -> None:
         """Count and log the exception being handled: a cache fault is a miss, never an error."""
@@ -391,9 +472,21 @@ class Answers:
         log.exception("a fault in the %s part of the answer cache counts as a miss", part)
 
 
-def _size(entry: Entry) -> int:
-    return len(entry.body) + len(entry.question or "")
+def _patient(rules: CacheRules) -> CacheRules:
+    return replace(rules, stale_while_revalidate=max(rules.stale_while_revalidate, rules.stale_if_error))
 
 
-def _ignore_result(future: asyncio.Future[Any]) -> None:
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+def _cost(answer: Answer, body: bytes) -> float:
+    """What an answer took to compute, in prompt tokens: most prices ask four times as much for a token of output."""
+    if answer.usage is None:
+        return len(body) / 4
+    return answer.usage.prompt + 4.0 * answer.usage.completion
+
+
+def _vector_of(lookup: Lookup) -> bytes | None:
+    """The question's packed vector, if the lookup has made it by now."""
+    known = lookup.neighbours
+    if known is None or not known.done() or known.cancelled() or known.exception() is not None:
+        return None
+    result = known.result()
+    return result.packed if result is not None else None

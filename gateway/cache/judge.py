@@ -16,12 +16,14 @@ from typing import Any
 import orjson
 
 from backends.dialects.openai_chat import answer_from_json, view
-from gateway.cache.answers import Answers, Lookup, Question
-from gateway.cache.key import key_digest, scope_digest
+from gateway.cache.answers import Answers, Lookup
+from gateway.cache.key import Scope, key_digest
+from gateway.cache.question import Question
 from gateway.cache.semantic import Semantic
 from gateway.metrics import Metrics
 from gateway.stores.sqlite import SQLiteAnswers
-from policies.cacheability import CacheRules, Controls
+from policies.cacheability import CacheRules
+from policies.controls import Controls
 
 AT_ONCE = 32
 _ANSWER = answer_from_json(
@@ -100,7 +102,7 @@ async def _judge(answers: Answers, rules: CacheRules, number: int, pair: Pair) -
 def _question(side: Any, rules: CacheRules, namespace: str) -> Question:
     messages = side if isinstance(side, list) else [{"role": "user", "content": side}]
     seen = view({"model": "judge", "messages": messages})
-    scope = scope_digest(seen, "judge", (), {}, "", namespace)
+    scope = Scope(seen, "judge", (), {}, "", namespace).digest()
     return Question(key_digest(scope, seen.question), scope, "judge", seen, Controls(namespace=namespace), rules)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -62,7 +63,7 @@ default from the model's files."""
 _NEUTRAL = re.compile(
     r"user-agent|accept(-.*)?|content-type|content-length|host|connection|keep-alive|te|transfer-encoding|expect|origin"
     r"|referer|dnt|priority|pragma|cache-control|sec-.*|forwarded|x-forwarded-.*|x-real-ip|via|true-client-ip|cf-.*"
-    r"|cdn-loop|upgrade-insecure-requests|x-stainless-.*|idempotency-key|x-hitherto-.*"
+    r"|cdn-loop|upgrade-insecure-requests|x-stainless-.*|idempotency-key|x-hitherto-.*|x-portkey-cache-.*"
     r"|traceparent|tracestate|baggage|sentry-trace|x-b3-.*|b3|x-datadog-.*|.*(request|trace|correlation|span)-?id"
 )
 """Request headers that say nothing about the answer: the connection, the client's make, the path it came, tracing."""
@@ -78,26 +79,59 @@ def _is_neutral(name: str) -> bool:
     return _NEUTRAL.fullmatch(name) is not None
 
 
-def scope_digest(
-    view: View, tenant: str, target: Iterable[str], headers: Mapping[str, str], query: str, namespace: str
-) -> bytes:
-    """32 bytes that are equal exactly if two requests may share an answer when their questions agree.
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Everything that must be equal for two requests to share an answer when their questions agree.
 
     `target` identifies what computes the answer: backend, its identity, model there. `headers` are those that would
     be passed on to it, without credentials (which are the tenant).
     """
-    fields = {
-        name: value
-        for name, value in view.scope_fields.items()
-        if name not in IGNORED and not (name in DEFAULTS and _is_default(value, DEFAULTS[name]))
-    }
-    chosen = _canonical(telling_headers(headers))
-    return _digest("scope/1", tenant, view.surface, namespace, query, *target, chosen, _canonical(fields))
+
+    view: View
+    tenant: str
+    target: tuple[str, ...]
+    headers: Mapping[str, str]
+    query: str
+    namespace: str
+
+    def digest(self) -> bytes:
+        """32 bytes that are equal exactly if two scopes are. Raises TypeError for fields that are nested too deeply."""
+        chosen, fields = _canonical(telling_headers(self.headers)), _canonical(self._fields())
+        return _digest(
+            "scope/2", self.tenant, self.view.surface, self.namespace, self.query, *self.target, chosen, fields
+        )
+
+    def parts(self) -> dict[str, str]:
+        """The name of each part with a hash of its value, so that two scopes can be compared without their content."""
+        values: dict[str, Any] = {
+            "tenant": self.tenant,
+            "surface": self.view.surface,
+            "namespace": self.namespace,
+            "query": self.query,
+            "backend": self.target[0] if self.target else "",
+            "backend identity": list(self.target[1:2]),
+            "model at the backend": list(self.target[2:]),
+            **{f"header {name}": value for name, value in telling_headers(self.headers).items()},
+        }
+        for name, value in self._fields().items():
+            if name == "messages" and isinstance(value, list):
+                values |= {f"messages[{number}]": message for number, message in enumerate(value)}
+            else:
+                values[name] = value
+        return {name: _digest("part", _canonical(value)).hex()[:16] for name, value in values.items()}
+
+    def _fields(self) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in self.view.scope_fields.items()
+            if name not in IGNORED and not (name in DEFAULTS and _is_default(value, DEFAULTS[name]))
+        }
 
 
-def key_digest(scope: bytes, question: str | None) -> bytes:
-    """32 bytes that are equal exactly if two requests have the same scope and the same question."""
-    return _digest("key/1", scope, "none" if question is None else "text", question or "")
+def key_digest(scope: bytes, question: str | None, variant: int = 0) -> bytes:
+    """32 bytes that are equal exactly if two requests have the same scope, question, and number of the answer."""
+    kind = "none" if question is None else "text"
+    return _digest("key/1", scope, kind, question or "", *([str(variant)] if variant else []))
 
 
 def _is_default(value: Any, default: Any) -> bool:

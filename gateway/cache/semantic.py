@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+
+import numpy
 
 from embedder.batcher import Batcher
+from embedder.build import build
 from embedder.config import EmbedderConfig
 from embedder.contract import Vectors
-from embedder.index import ScopedIndex
-from gateway.stores.contract import AnswerStore
+from embedder.index import ScopedIndex, pack
+from gateway.stores.contract import Vector
 
 CANDIDATES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The question's vector as float32 bytes, and the nearest (key, cosine) of its scope."""
+    """The question's packed vector, and the nearest (key, cosine) of its scope."""
 
-    vector: bytes
+    packed: bytes
+    vector: Vectors
     nearest: list[tuple[bytes, float]]
+
+    def cosine(self, other: Neighbours) -> float:
+        """How near two questions are."""
+        return float(numpy.dot(self.vector, other.vector))
 
 
 class Semantic:
@@ -47,22 +54,22 @@ class Semantic:
 
         def look(vector: Vectors) -> Neighbours:
             found = self._index.search(scope, vector, CANDIDATES)
-            return Neighbours(vector.tobytes(), [(bytes(key), cosine) for key, cosine in found])  # type: ignore[call-overload]
+            return Neighbours(pack(vector[None])[0], vector, [(bytes(key), cosine) for key, cosine in found])  # type: ignore[call-overload]
 
         return self._batcher.encode_then(question, look)
 
-    def add(self, scope: bytes, key: bytes, question: str, vector: bytes | None) -> asyncio.Future[bytes | None]:
+    def add(self, scope: bytes, key: bytes, question: str, packed: bytes | None) -> asyncio.Future[bytes | None]:
         """Put a question into the index; its vector, which is made here unless it is known, or None if it does not fit.
 
         Whoever asks for neighbours after this call finds it: both wait in the same queue.
         """
 
         def insert(made: Vectors) -> bytes:
-            known = bytes(made.tobytes()) if vector is None else vector
-            self._index.add(scope, [key], _array([known]))
+            known = pack(made[None])[0] if packed is None else packed
+            self._index.add(scope, [key], [known])
             return known
 
-        if vector is None:
+        if packed is None:
             future = self._batcher.encode_then(question, insert)
         else:
             future = self._batcher.run(lambda: insert(None))
@@ -82,21 +89,21 @@ class Semantic:
 
         return self._batcher.run(drop)
 
-    async def rebuild(self, store: AnswerStore, is_live: Callable[[bytes], bool]) -> int:
-        """Fill the index from the store; how many vectors it holds then."""
+    async def fill(self, vectors: Iterable[Vector], is_live: Callable[[bytes, float], bool]) -> int:
+        """Put stored vectors in; how many the index holds then. Those of another size are left out."""
 
-        def fill() -> int:
+        def put() -> int:
             by_scope: dict[bytes, tuple[list[bytes], list[bytes]]] = {}
-            for key, scope, vector in store.vectors(self.fingerprint):
-                if is_live(key):
-                    keys, vectors = by_scope.setdefault(scope, ([], []))
-                    keys.append(key)
-                    vectors.append(vector)
-            for scope, (keys, vectors) in by_scope.items():
-                self._index.add(scope, keys, _array(vectors))
+            for vector in vectors:
+                if is_live(vector.key, vector.created) and len(vector.packed) == self._index.dimensions + 4:
+                    keys, rows = by_scope.setdefault(vector.scope, ([], []))
+                    keys.append(vector.key)
+                    rows.append(vector.packed)
+            for scope, (keys, rows) in by_scope.items():
+                self._index.add(scope, keys, rows)
             return len(self._index)
 
-        return await self._batcher.run(fill)
+        return await self._batcher.run(put)
 
     async def warm(self) -> None:
         """One encoding before the first request, since a first pass through a model is slow."""
@@ -107,13 +114,5 @@ class Semantic:
 
 
 def load(config: EmbedderConfig) -> Semantic:
-    """The semantic tier over a sentence-transformers model; takes seconds. Raises ImportError or `EncoderNotFound`."""
-    from embedder.sentence import SentenceEncoder
-
-    return Semantic(Batcher(SentenceEncoder(config.model, config.threads)))
-
-
-def _array(vectors: list[bytes]) -> Any:
-    import numpy
-
-    return numpy.frombuffer(b"".join(vectors), dtype=numpy.float32).reshape(len(vectors), -1)
+    """The semantic tier over the configured encoder; takes seconds. Raises ImportError or `EncoderNotFound`."""
+    return Semantic(Batcher(build(config)))

@@ -4,30 +4,46 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.stores.contract import Entry, Known
+import orjson
 
-SCHEMA_VERSION = 2
+from gateway.stores.contract import Entry, Known, Row, Selector, Shape, Vector
+
+SCHEMA_VERSION = 3
+_TABLES = ("answers", "vectors", "removals", "scopes", "denials", "leases")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
     number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE,
     scope BLOB NOT NULL, tenant TEXT NOT NULL, surface TEXT NOT NULL, model TEXT NOT NULL,
     backend TEXT NOT NULL, question TEXT, body BLOB NOT NULL, has_usage INTEGER NOT NULL,
-    created REAL NOT NULL, expires REAL NOT NULL, vector BLOB, embedder TEXT NOT NULL
+    created REAL NOT NULL, expires REAL NOT NULL, stale_until REAL NOT NULL, cost REAL NOT NULL,
+    tags TEXT NOT NULL, target BLOB, embeds INTEGER NOT NULL
 );
-CREATE INDEX IF NOT EXISTS answers_created ON answers (created);
+CREATE TABLE IF NOT EXISTS vectors (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, scope BLOB NOT NULL, created REAL NOT NULL,
+    embedder TEXT NOT NULL, packed BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS removals (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL, created REAL NOT NULL, at REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS scopes (scope BLOB PRIMARY KEY, parts BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS denials (
+    asked BLOB NOT NULL, entry BLOB NOT NULL, PRIMARY KEY (asked, entry)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS leases (key BLOB PRIMARY KEY, holder TEXT NOT NULL, until REAL NOT NULL) WITHOUT ROWID;
 """
-_COLUMNS = "key, scope, tenant, surface, model, backend, question, body, has_usage, created, expires, vector, embedder"
-
-_DELETE = "DELETE FROM answers WHERE key = ? AND created <= ?"  # a newer one is another worker's, and stays
-_FACTS = "created, expires, length(body) + coalesce(length(question), 0), scope, has_usage"
-
-
-def _known(created: float, expires: float, size: int, scope: bytes, has_usage: int) -> Known:
-    return Known(created, expires, size, scope, bool(has_usage))
+_COLUMNS = (
+    "key, scope, tenant, surface, model, backend, question, body, has_usage, created, expires, cost, "
+    "stale_until, tags, target, embeds"
+)
+_DELETE = "DELETE FROM {} WHERE key = ? AND created <= ?"  # a newer one is another worker's, and stays
+_SIZE = "length(body) + coalesce(length(question), 0)"
+REMEMBER_REMOVALS = 3600.0
+"""Seconds that removals are told to others; whoever was away longer reads everything anew."""
 
 
 class SQLiteAnswers:
@@ -39,26 +55,34 @@ class SQLiteAnswers:
         version = self._writer.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, SCHEMA_VERSION):
             # Answers can always be computed again, so an unknown layout is set aside, not guessed at.
-            self._writer.executescript("DROP TABLE IF EXISTS answers")
+            self._writer.executescript("".join(f"DROP TABLE IF EXISTS {table};" for table in _TABLES))
         self._writer.executescript(_SCHEMA + f"PRAGMA user_version = {SCHEMA_VERSION};")
         self._reader, self._read_lock = _connect(path), threading.Lock()
 
-    def known(self) -> Iterator[tuple[bytes, Known]]:
-        for key, *facts in self._rows(f"SELECT key, {_FACTS} FROM answers ORDER BY created"):
-            yield key, _known(*facts)
+    def rows(self, after: int = 0) -> Iterator[Row]:
+        query = (
+            f"SELECT number, key, scope, created, expires, stale_until, {_SIZE}, cost, has_usage "
+            "FROM answers WHERE number > ? ORDER BY number"
+        )
+        for number, key, scope, created, expires, stale, size, cost, usage in self._rows(query, after):
+            known = Known(created, expires, max(expires, stale), size, cost, bool(usage), created)
+            yield Row(number, key, scope, known)
 
-    def last(self) -> int:
-        return int(next(iter(self._rows("SELECT coalesce(max(number), 0) FROM answers")))[0])
+    def vectors(self, embedder: str, after: int = 0) -> Iterator[tuple[int, Vector]]:
+        columns = "number, key, scope, created, embedder, packed"
+        query = f"SELECT {columns} FROM vectors WHERE embedder = ? AND number > ? ORDER BY number"
+        for number, *fields in self._rows(query, embedder, after):
+            yield number, Vector(*fields)
 
-    def since(self, number: int, embedder: str) -> Iterator[tuple[int, bytes, Known, bytes | None]]:
-        vector = "CASE WHEN embedder = ? THEN vector END"
-        query = f"SELECT number, key, {vector}, {_FACTS} FROM answers WHERE number > ? ORDER BY number"
-        for written, key, found, *facts in self._rows(query, embedder, number):
-            yield written, key, _known(*facts), found
+    def removed(self, after: int) -> list[tuple[int, bytes, float]]:
+        return list(self._rows("SELECT number, key, created FROM removals WHERE number > ? ORDER BY number", after))
 
-    def vectors(self, embedder: str) -> Iterator[tuple[bytes, bytes, bytes]]:
-        query = "SELECT key, scope, vector FROM answers WHERE vector IS NOT NULL AND embedder = ?"
-        yield from ((key, scope, vector) for key, scope, vector in self._rows(query, embedder))
+    def last(self) -> tuple[int, int, int]:
+        newest = "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = ?), 0)"
+        answers, vectors, removals = (
+            int(next(self._rows(newest, table))[0]) for table in ("answers", "vectors", "removals")
+        )
+        return answers, vectors, removals
 
     def get(self, key: bytes) -> Entry | None:
         with self._read_lock:
@@ -66,22 +90,109 @@ class SQLiteAnswers:
         if row is None:
             return None
         fields = dict(zip(_COLUMNS.split(", "), row, strict=True))
-        return Entry(**{**fields, "has_usage": bool(fields["has_usage"])})
+        fields |= {name: bool(fields[name]) for name in ("has_usage", "embeds")}
+        return Entry(**{**fields, "tags": tuple(orjson.loads(fields["tags"]))})
 
     def put(self, entries: Sequence[Entry]) -> None:
         rows = [
             (e.key, e.scope, e.tenant, e.surface, e.model, e.backend, e.question, e.body, e.has_usage, e.created,
-             e.expires, e.vector, e.embedder)
+             e.expires, e.cost, e.stale_until, orjson.dumps(e.tags).decode(), e.target, e.embeds)
             for e in entries
         ]  # fmt: skip
         replaced = [(e.key, e.created) for e in entries]
         with self._write_lock, self._writer:
-            self._writer.executemany(_DELETE, replaced)
-            self._writer.executemany(f"INSERT OR IGNORE INTO answers ({_COLUMNS}) VALUES ({'?, ' * 12}?)", rows)
+            self._writer.executemany(_DELETE.format("answers"), replaced)
+            # The same entry put again (as an alias, say) keeps its vector.
+            self._writer.executemany("DELETE FROM vectors WHERE key = ? AND created < ?", replaced)
+            self._writer.executemany(f"INSERT OR IGNORE INTO answers ({_COLUMNS}) VALUES ({'?, ' * 15}?)", rows)
 
-    def delete(self, keys: Sequence[tuple[bytes, float]]) -> None:
+    def put_vectors(self, vectors: Sequence[Vector]) -> None:
+        there = "SELECT ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM answers WHERE key = ? AND created = ?)"
+        rows = [(v.key, v.scope, v.created, v.embedder, v.packed, v.key, v.created) for v in vectors]
         with self._write_lock, self._writer:
-            self._writer.executemany(_DELETE, keys)
+            self._writer.executemany(
+                f"INSERT OR REPLACE INTO vectors (key, scope, created, embedder, packed) {there}", rows
+            )
+
+    def delete(self, keys: Sequence[tuple[bytes, float]], announce: bool = False) -> None:
+        now = time.time()
+        with self._write_lock, self._writer:
+            self._delete(keys)
+            if announce:
+                self._writer.execute("DELETE FROM removals WHERE at < ?", (now - REMEMBER_REMOVALS,))
+                self._writer.executemany(
+                    "INSERT INTO removals (key, created, at) VALUES (?, ?, ?)",
+                    [(key, created, now) for key, created in keys],
+                )
+
+    def find(self, selector: Selector) -> list[tuple[bytes, float, int]]:
+        conditions, values = ["1"], []
+        for condition, value in (
+            ("hex(key) LIKE ? || '%'", selector.entry.upper()),
+            ("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)", selector.tag),
+            ("model = ?", selector.model),
+            ("tenant = ?", selector.tenant),
+            ("created < ?", "" if selector.older_than is None else time.time() - selector.older_than),
+        ):
+            if value != "":
+                conditions.append(condition)
+                values.append(value)
+        meant = f"SELECT key FROM answers WHERE {' AND '.join(conditions)}"
+        query = f"SELECT key, created, {_SIZE} FROM answers WHERE key IN ({meant}) OR target IN ({meant})"
+        return list(self._rows(query, *values, *values))
+
+    def unembedded(self, embedder: str, limit: int) -> list[tuple[bytes, bytes, float, str]]:
+        query = (
+            "SELECT key, scope, created, question FROM answers WHERE embeds AND NOT EXISTS (SELECT 1 FROM vectors "
+            "WHERE vectors.key = answers.key AND vectors.created = answers.created AND embedder = ?) LIMIT ?"
+        )
+        return list(self._rows(query, embedder, limit))
+
+    def elsewhere(self, scope: bytes, question: str, limit: int) -> list[tuple[bytes, bytes, float]]:
+        query = (
+            "SELECT key, scope, created FROM answers WHERE question = ? AND scope <> ? ORDER BY created DESC LIMIT ?"
+        )
+        return list(self._rows(query, question, scope, limit))
+
+    def describe(self, shape: Shape) -> None:
+        with self._write_lock, self._writer:
+            self._writer.execute("INSERT OR IGNORE INTO scopes VALUES (?, ?)", (shape.scope, orjson.dumps(shape.parts)))
+
+    def described(self, scope: bytes) -> dict[str, str]:
+        row = next(self._rows("SELECT parts FROM scopes WHERE scope = ?", scope), None)
+        parts: dict[str, str] = orjson.loads(row[0]) if row is not None else {}
+        return parts
+
+    def deny(self, asked: bytes, entry: bytes) -> None:
+        with self._write_lock, self._writer:
+            self._writer.execute("INSERT OR IGNORE INTO denials VALUES (?, ?)", (asked, entry))
+
+    def denied(self) -> list[tuple[bytes, bytes]]:
+        return list(self._rows("SELECT asked, entry FROM denials"))
+
+    def lease(self, key: bytes, holder: str, seconds: float) -> bool:
+        now = time.time()
+        with self._write_lock, self._writer:
+            self._writer.execute("DELETE FROM leases WHERE key = ? AND until < ?", (key, now))
+            self._writer.execute("INSERT OR IGNORE INTO leases VALUES (?, ?, ?)", (key, holder, now + seconds))
+            row = self._writer.execute("SELECT holder FROM leases WHERE key = ?", (key,)).fetchone()
+        return bool(row[0] == holder)
+
+    def release(self, key: bytes, holder: str) -> None:
+        with self._write_lock, self._writer:
+            self._writer.execute("DELETE FROM leases WHERE key = ? AND holder = ?", (key, holder))
+
+    def statistics(self) -> dict[str, Any]:
+        counts = "SELECT count(*), coalesce(sum(length(body)), 0), count(target), min(created) FROM answers"
+        entries, size, aliases, oldest = next(self._rows(counts))
+        vectors = next(self._rows("SELECT count(*) FROM vectors"))[0]
+        by_model = dict(self._rows("SELECT model, count(*) FROM answers GROUP BY model ORDER BY 2 DESC LIMIT 20"))
+        return {"entries": entries, "bytes": size, "aliases": aliases, "vectors": vectors, "oldest": oldest,
+                "models": by_model, "denied": len(self.denied())}  # fmt: skip
+
+    def _delete(self, keys: Sequence[tuple[bytes, float]]) -> None:
+        for table in ("answers", "vectors"):
+            self._writer.executemany(_DELETE.format(table), keys)
 
     def close(self) -> None:
         with self._read_lock, self._write_lock:

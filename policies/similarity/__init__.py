@@ -12,8 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from policies.similarity import form, polarity, roles, wording
-from policies.similarity.text import Reading, fold, read
+from policies.similarity.quantities import scan
+from policies.similarity.text import Reading, fold, normal, read
 
+ANSWER_LIMIT = 4_000
+"""Longer answers (in characters) are the same only letter by letter."""
 Guard = Callable[[Reading, Reading], bool]
 GUARDS: tuple[tuple[str, Guard], ...] = (
     ("numbers", wording.other_numbers),
@@ -54,5 +57,20 @@ def answer_tells(question: str, other: str, answer: str) -> bool:
     missing = [word for word in words if fold(word) not in ours.folded]
     if not numbers and not missing:
         return False
-    told = read(answer)
-    return bool(numbers & set(told.quantities)) or any(fold(word) in told.folded for word in missing)
+    plain, told = normal(answer), fold(answer)
+    return bool(numbers and numbers & set(scan(plain).quantities)) or any(fold(word) in told for word in missing)
+
+
+def agree(answer: str, other: str) -> bool:
+    """Whether two answers say the same: the same numbers and names, nothing denied, and nearly the same words."""
+    if answer.split() == other.split():
+        return True
+    if max(len(answer), len(other)) > ANSWER_LIMIT:
+        return False
+    ours, theirs = read(answer), read(other)
+    if ours.quantities != theirs.quantities or ours.names != theirs.names or ours.symbols != theirs.symbols:
+        return False
+    if polarity.negation(ours, theirs) or polarity.opposed(ours, theirs):
+        return False
+    mine, yours = set(ours.content), set(theirs.content)
+    return bool(mine) and len(mine & yours) >= 0.8 * len(mine | yours)

@@ -36,7 +36,8 @@ first last|old new|older newer|oldest newest|oldest youngest|older younger|old y
 hottest coldest|warm cold|warmer colder|warm cool|heat cool|light dark|lighter darker|lighten darken|light heavy|
 lighter heavier|lightest heaviest|wet dry|hard soft|hard easy|harder easier|hardest easiest|difficult easy|
 strong weak|stronger weaker|thick thin|thicker thinner|wide narrow|deep shallow|near far|nearest farthest|
-closest furthest|loud quiet|louder quieter|loudest quietest|expensive cheap|cheaper dearer|cheapest dearest|cheapest expensive|safest dangerous|easiest difficult|fastest slow|
+closest furthest|loud quiet|louder quieter|loudest quietest|expensive cheap|cheaper dearer|cheapest dearest|
+cheapest expensive|safest dangerous|easiest difficult|fastest slow|
 rich poor|full empty|full part|safe dangerous|safe unsafe|healthy unhealthy|good bad|better worse|best worst|
 positive negative|advantage disadvantage|benefit drawback|benefit risk|pros cons|pro con|strength weakness|
 strengths weaknesses|more less|more fewer|most least|above below|inside outside|indoor outdoor|indoors outdoors|

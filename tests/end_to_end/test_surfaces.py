@@ -140,14 +140,14 @@ def test_a_named_tool_streams_as_the_sdk_expects(sdk: openai.OpenAI) -> None:
     choice: Any = {"type": "function", "function": {"name": "time"}}
     fields = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
     with sdk.chat.completions.stream(
-        model="m", temperature=0, max_tokens=100, messages=[{"role": "user", "content": "What time is it?"}], **fields
+        model="m", temperature=0, max_tokens=100, messages=[{"role": "user", "content": "Which zone is it?"}], **fields
     ) as stream:
         final = stream.get_final_completion()
     call = final.choices[0].message.tool_calls[0]
     assert call.function.name == "time" and json.loads(call.function.arguments)["zone"] in ("UTC", "CET")
     assert final.choices[0].finish_reason == "tool_calls"
     # Stored, and served again in the other shape.
-    again = chat(sdk, "What time is it?", max_tokens=100, **fields)
+    again = chat(sdk, "Which zone is it?", max_tokens=100, **fields)
     stored = again.choices[0].message.tool_calls[0]
     assert (stored.id, stored.function.arguments) == (call.id, call.function.arguments)
 

@@ -16,13 +16,15 @@ import pytest
 from backends.dialects.openai_chat import answer_from_json, view
 from embedder.batcher import Batcher
 from embedder.sentence import SentenceEncoder
-from gateway.cache.answers import Answers, Question
-from gateway.cache.key import key_digest, scope_digest
+from gateway.cache.answers import Answers
+from gateway.cache.key import Scope, key_digest
+from gateway.cache.question import Question
 from gateway.cache.semantic import Semantic
 from gateway.metrics import Metrics
 from gateway.stores.contract import AnswerStore, Entry
 from gateway.stores.sqlite import SQLiteAnswers
-from policies.cacheability import CacheRules, Controls
+from policies.cacheability import CacheRules
+from policies.controls import Controls
 
 RULES = CacheRules(threshold=0.9)
 NONE = Controls()
@@ -37,7 +39,7 @@ def question(
     text: str, tenant: str = "t", controls: Controls = NONE, rules: CacheRules = RULES, **fields: Any
 ) -> Question:
     seen = view({"model": "m", "messages": [{"role": "user", "content": text}], **fields})
-    scope = scope_digest(seen, tenant, ("b", "i", "m"), {}, "", controls.namespace)
+    scope = Scope(seen, tenant, ("b", "i", "m"), {}, "", controls.namespace).digest()
     return Question(key_digest(scope, seen.question), scope, tenant, seen, controls, rules)
 
 
@@ -205,7 +207,7 @@ async def test_one_worker_neither_deletes_nor_misreads_what_another_one_refreshe
         assert await text_of(mine, asked) == ("miss", "changed"), "never the new body under the old one's facts"
         mine._forget([asked.key])  # as if it had expired here
         await asyncio.sleep(0.1)
-        theirs._hot.clear()
+        theirs.memory.cool()
         assert await text_of(theirs, asked) == ("exact", "new")
 
 
@@ -249,7 +251,7 @@ async def test_a_full_disk_is_a_fault_that_is_counted_and_survived(tmp_path: Pat
         assert await remember(answers, asked) == ""
         await asyncio.sleep(0.05)
         assert (await answers.lookup(asked)).tier == "exact", "memory still has it"
-        answers._hot.clear()
+        answers.memory.cool()
         assert await text_of(answers, asked) == ("miss", "fault")
         assert b'hitherto_faults_total{part="store"} 2.0' in answers.metrics.render()
         store.broken = False

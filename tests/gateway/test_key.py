@@ -9,7 +9,7 @@ import pytest
 from openai.types.chat import completion_create_params
 
 from backends.dialects.openai_chat import parse, view
-from gateway.cache.key import DEFAULTS, IGNORED, key_digest, scope_digest, telling_headers
+from gateway.cache.key import DEFAULTS, IGNORED, Scope, key_digest, telling_headers
 
 BASE: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "q"}]}
 FIELDS = sorted(get_type_hints(completion_create_params.CompletionCreateParamsNonStreaming))
@@ -24,7 +24,7 @@ def key(
     namespace: str = "",
 ) -> bytes:
     seen = view(parse(body if isinstance(body, bytes) else orjson.dumps(body)))
-    scope = scope_digest(seen, tenant, target, headers or {}, query, namespace)
+    scope = Scope(seen, tenant, target, headers or {}, query, namespace).digest()
     return key_digest(scope, seen.question)
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from backends.protocol import Answer, View
-from policies.cacheability import CacheRules, Controls, MalformedControl, fresh_for, may_read, may_write, parse_controls
+from policies.cacheability import CacheRules, fresh_for, may_read, may_write, wants_variety
+from policies.controls import Controls, MalformedControl, parse_controls
 
 VIEW = View("openai-chat", "m", False, False, "What is a fjord?", "", {}, temperature=0.0)
 GOOD = Answer({"choices": []}, ("stop",), None)
@@ -33,8 +34,10 @@ def test_a_plain_question_may_be_read_by_both_tiers() -> None:
         (replace(VIEW, question="  "), CacheRules(), Controls(), True, "no-text"),
         (replace(VIEW, choices=2), CacheRules(), Controls(), True, "several-choices"),
         (replace(VIEW, wants_logprobs=True), CacheRules(), Controls(), True, "logprobs"),
-        (replace(VIEW, question="What is the weather in Oslo?"), CacheRules(), Controls(), True, "volatile"),
-        (replace(VIEW, question="Who is the current king?"), CacheRules(), Controls(), True, "volatile"),
+        (replace(VIEW, question="What time is it in Oslo?"), CacheRules(), Controls(), True, "volatile"),
+        (replace(VIEW, question="the weather?"), CacheRules(volatile={"weather": 0}), Controls(), True, "volatile"),
+        (VIEW, CacheRules(), Controls(exact_only=True), True, "exact-only"),
+        (replace(VIEW, temperature=0.7), CacheRules(buckets=3), Controls(), True, "buckets"),
     ],
 )
 def test_reading_is_refused_with_a_reason(
@@ -73,9 +76,22 @@ def test_no_cache_still_stores_the_fresh_answer() -> None:
 
 def test_a_caller_may_shorten_the_ttl_but_not_lengthen_it() -> None:
     rules = CacheRules(ttl=60)
-    assert fresh_for(rules, Controls(ttl=5)) == 5
-    assert fresh_for(rules, Controls(ttl=5000)) == 60
-    assert fresh_for(rules, Controls()) == 60
+    assert fresh_for(VIEW, rules, Controls(ttl=5)) == 5
+    assert fresh_for(VIEW, rules, Controls(ttl=5000)) == 60
+    assert fresh_for(VIEW, rules, Controls()) == 60
+
+
+def test_volatile_questions_live_shorter_or_are_not_kept_at_all() -> None:
+    weather = replace(VIEW, question="What is the weather in Oslo?")
+    assert fresh_for(weather, CacheRules(), Controls()) == 600
+    assert fresh_for(weather, CacheRules(ttl=60), Controls()) == 60
+    assert fresh_for(weather, CacheRules(volatile={"weather": 5.0}), Controls(ttl=90)) == 5
+    assert may_write(replace(VIEW, question="What time is it?"), CacheRules(), Controls(), 200, GOOD) == "volatile"
+
+
+def test_variety_is_for_those_who_may_want_it() -> None:
+    assert wants_variety(replace(VIEW, temperature=None), CacheRules(buckets=2))
+    assert not wants_variety(VIEW, CacheRules(buckets=2)) and not wants_variety(VIEW, CacheRules())
 
 
 def test_controls_are_parsed() -> None:
@@ -85,10 +101,44 @@ def test_controls_are_parsed() -> None:
             "x-hitherto-ttl": "90s",
             "x-hitherto-threshold": "0.97",
             "x-hitherto-namespace": "blue",
+            "x-hitherto-tags": "faq, v2,faq",
         }
     )
-    assert controls == Controls(True, True, True, 30.0, 90.0, 0.97, "blue")
+    assert controls == Controls(True, True, True, 30.0, 90.0, 0.97, "blue", tags=("faq", "v2"))
     assert parse_controls({}) == Controls()
+
+
+def test_the_words_of_litellm_and_portkey_are_understood_and_the_strictest_holds() -> None:
+    said = {"ttl": 60, "s-maxage": 20, "no-cache": True, "no-store": False, "namespace": "n"}
+    controls = parse_controls({"x-hitherto-ttl": "30s"}, said)
+    assert controls == Controls(no_cache=True, ttl=30.0, max_age=20.0, namespace="n")
+    config = '{"cache": {"mode": "simple", "max_age": 60}, "strategy": {}}'
+    controls = parse_controls({"x-portkey-config": config, "x-portkey-cache-force-refresh": "True"})
+    assert controls == Controls(no_cache=True, ttl=60.0, exact_only=True)
+    assert parse_controls({"x-portkey-cache-namespace": "n"}).namespace == "n"
+    assert parse_controls({"x-portkey-config": "pc-saved-42"}) == Controls()
+    assert parse_controls({}, {"my": "own"}) == parse_controls({}, "yes") == Controls(), "another backend's field"
+
+
+def test_a_caller_can_not_forge_a_namespace_out_of_two() -> None:
+    both = parse_controls({"x-hitherto-namespace": "a", "x-portkey-cache-namespace": "b"})
+    assert both.namespace not in ("a", "b", "ab")
+
+
+@pytest.mark.parametrize(
+    ("headers", "cache", "named"),
+    [
+        ({"x-portkey-config": "{"}, None, "x-portkey-config"),
+        ({"x-portkey-config": '{"cache": {"max_age": "1h"}}'}, None, "cache.max_age"),
+        ({}, {"ttl": "1h"}, "cache.ttl"),
+        ({}, {"s-maxage": -1}, "cache.s-maxage"),
+        ({"x-hitherto-tags": "two words"}, None, "x-hitherto-tags"),
+        ({"x-hitherto-tags": ",".join(map(str, range(40)))}, None, "x-hitherto-tags"),
+    ],
+)
+def test_malformed_words_of_others_are_named(headers: dict[str, str], cache: object, named: str) -> None:
+    with pytest.raises(MalformedControl, match=named):
+        parse_controls(headers, cache)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,128 @@
+"""What an operator can ask of the answer cache: why, what, and away with it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gateway.api.auth import Tenant
+from gateway.cache.answers import Answers
+from gateway.cache.key import Scope, key_digest
+from gateway.cache.question import Question
+from gateway.pipeline import Pipeline
+from gateway.stores.contract import Entry, Selector
+from policies import cacheability, volatility
+
+ELSEWHERE = 5
+"""How many entries with the same question in other scopes an explanation names."""
+
+
+class Control:
+    """Purge, feedback, statistics and explanations of one gateway's answer cache. Faults of the store are raised."""
+
+    def __init__(self, answers: Answers, pipeline: Pipeline) -> None:
+        self._answers, self._pipeline = answers, pipeline
+
+    async def purge(self, selector: Selector, dry_run: bool = False) -> dict[str, Any]:
+        """Forget entries, here and wherever the store is shared: how many, and how many bytes of answers."""
+        answers = self._answers
+        await answers.settled()
+        found = await answers.reading(answers.store.find, selector)
+        if not dry_run:
+            answers.forget([(key, created) for key, created, _ in found])
+            await answers.settled()
+        return {"entries": len(found), "bytes": sum(size for _, _, size in found), "dry_run": dry_run}
+
+    async def bad_hit(self, entry: str, question: str | None) -> dict[str, Any]:
+        """A wrong answer was served. Never again for this question; without one, or for its own, the entry goes.
+
+        `entry`: the beginning of its key, as `x-hitherto-entry` told it. Raises LookupError.
+        """
+        answers = self._answers
+        await answers.settled()
+        found = [key for key, _, _ in await answers.reading(answers.store.find, Selector(entry=entry))]
+        stored = [one for key in found if (one := await answers.reading(answers.store.get, key)) is not None]
+        targets = [one for one in stored if one.target is None]
+        if len(targets) != 1:
+            raise LookupError(f"{len(targets)} entries begin with {entry!r}")
+        bad = targets[0]
+        if question is None or question == bad.question:
+            await self.purge(Selector(entry=bad.key.hex()))
+            return {"entry": _id(bad.key), "removed": True, "denied": False}
+        asked = key_digest(bad.scope, question)
+        answers.deny(asked, bad.key)
+        await answers.reading(answers.store.deny, asked, bad.key)
+        if any(one.key == asked for one in stored):  # it had become an alias
+            await self.purge(Selector(entry=asked.hex()))
+        return {"entry": _id(bad.key), "removed": False, "denied": True}
+
+    async def statistics(self) -> dict[str, Any]:
+        """What is stored, and what of it is in memory."""
+        answers = self._answers
+        await answers.settled()
+        stored = await answers.reading(answers.store.statistics)
+        semantic = answers.semantic
+        return {
+            **stored,
+            "in_memory": len(answers.memory),
+            "bytes_with_overhead": answers.memory.bytes,
+            "indexed": len(semantic) if semantic is not None else 0,
+            "embedder": semantic.fingerprint if semantic is not None else "",
+        }
+
+    async def explain(self, body: bytes, headers: dict[str, str], tenant: Tenant) -> dict[str, Any]:
+        """What a chat completion request would find in the cache, and why. Raises what the request would raise."""
+        _, _, question, scope = self._pipeline.understood(headers, body, "", tenant)
+        answers = self._answers
+        lookup = await answers.lookup(question)
+        readable = cacheability.may_read(question.view, question.rules, question.controls)
+        life, kind = volatility.lifetime(question.view.question, question.rules.volatile)
+        considered = await answers.consider(question) if readable.semantic else []
+        return {
+            "outcome": lookup.tier,
+            "reason": lookup.reason,
+            "key": _id(question.key),
+            "scope": _id(question.scope),
+            "question": question.view.question,
+            "no_question": question.view.no_question,
+            "exact": readable.exact,
+            "semantic": readable.semantic,
+            "threshold": max(question.rules.threshold, question.controls.threshold or 0.0),
+            "would_live": cacheability.fresh_for(question.view, question.rules, question.controls),
+            "volatile": kind if life < question.rules.ttl else "",
+            "entry": _entry(lookup.entry) if lookup.entry is not None else None,
+            "nearest": [
+                {"entry": _id(entry.key), "question": wording, "similarity": round(cosine, 4), "refused": refused}
+                for entry, wording, cosine, refused in considered
+            ],
+            "elsewhere": await self._elsewhere(question, scope),
+        }
+
+    async def _elsewhere(self, question: Question, scope: Scope) -> list[dict[str, Any]]:
+        """Entries with the very same question that other fields keep away, with the names of those fields."""
+        answers, text = self._answers, question.view.question
+        if text is None:
+            return []
+        mine, found = scope.parts(), []
+        for key, other, created in await answers.reading(answers.store.elsewhere, question.scope, text, ELSEWHERE):
+            theirs = await answers.reading(answers.store.described, other)
+            differing = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+            found.append({"entry": _id(key), "age": round(time.time() - created, 1), "differs": differing})
+        return found
+
+
+def _id(key: bytes) -> str:
+    return key.hex()[:16]
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    return {
+        "entry": _id(entry.key),
+        "question": entry.question,
+        "model": entry.model,
+        "backend": entry.backend,
+        "tenant": entry.tenant,
+        "tags": list(entry.tags),
+        "age": round(time.time() - entry.created, 1),
+        "expires_in": round(entry.expires - time.time(), 1),
+    }

@@ -1,0 +1,101 @@
+"""What others do to a shared store, and what an earlier run left undone in it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from gateway.stores.contract import Vector
+
+if TYPE_CHECKING:
+    from gateway.cache.answers import Answers
+
+FOLLOW_SECONDS = 0.2
+REPORTS_EVERY = 25
+"""Reports of wrong answers are rare: in every this many-th round they are read."""
+
+
+class Feed:
+    """Keeps the memory and the index of one process equal to the store."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._followed = (0, 0, 0)
+        """The numbers of the newest entry, vector and removal that we know of."""
+        self._catching_up = asyncio.Lock()
+
+    async def begin(self) -> None:
+        """Note where the store stands; to be called before it is read. May raise."""
+        self._followed = await self._answers.reading(self._answers.store.last)
+
+    async def follow(self) -> None:
+        """Learn what other processes have stored and purged, for ever."""
+        for round in count():
+            await asyncio.sleep(FOLLOW_SECONDS)
+            try:
+                await self.catch_up()
+                if round % REPORTS_EVERY == 0:
+                    self._answers.deny_again(set(await self._answers.reading(self._answers.store.denied)))
+            except Exception:
+                self._answers.fault("store")
+
+    async def catch_up(self) -> None:
+        """Learn it now. May raise."""
+        async with self._catching_up:
+            await self._entries()
+            await self._vectors()
+            await self._removals()
+
+    async def embed_the_rest(self) -> None:
+        """Vectors for entries without one by this encoder: it was changed, or the process died before it was done."""
+        answers, semantic = self._answers, self._answers.semantic
+        if semantic is None:
+            return
+        try:
+            while rest := await answers.reading(answers.store.unembedded, semantic.fingerprint, 64):
+                for key, scope, created, text in rest:
+                    if not answers.is_current(key, created):
+                        answers.writer.delete([(key, created)])
+                        continue
+                    packed = await semantic.add(scope, key, text, None)
+                    answers.writer.put_vector(Vector(key, scope, created, semantic.fingerprint, packed or b""))
+                await answers.settled()
+        except Exception:
+            answers.fault("index")
+
+    async def _entries(self) -> None:
+        answers, (known, vectors, removals) = self._answers, self._followed
+        for row in await answers.reading(_listed, answers.store.rows, known):
+            known = row.number
+            mine = answers.memory.get(row.key)
+            if row.known.kept_until > time.time() and (mine is None or mine.created < row.known.created):
+                answers.memory.add(row.key, row.known)
+        self._followed = (known, vectors, removals)
+        answers.evict()
+
+    async def _vectors(self) -> None:
+        answers, semantic, (known, vectors, removals) = self._answers, self._answers.semantic, self._followed
+        if semantic is None:
+            return
+        for number, vector in await answers.reading(_listed, answers.store.vectors, semantic.fingerprint, vectors):
+            vectors = number
+            if vector.packed and answers.is_current(vector.key, vector.created):
+                answers.ignore(semantic.add(vector.scope, vector.key, "", vector.packed))
+        self._followed = (known, vectors, removals)
+
+    async def _removals(self) -> None:
+        answers, (known, vectors, removals) = self._answers, self._followed
+        for number, key, created in await answers.reading(answers.store.removed, removals):
+            removals = number
+            if answers.is_current(key, created):
+                answers.memory.remove(key)
+                if answers.semantic is not None:
+                    answers.ignore(answers.semantic.remove([key]))
+        self._followed = (known, vectors, removals)
+
+
+def _listed(read: Callable[..., Iterable[Any]], *arguments: Any) -> list[Any]:
+    return list(read(*arguments))

@@ -1,0 +1,21 @@
+"""A request as the answer cache sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backends.protocol import View
+from policies.cacheability import CacheRules
+from policies.controls import Controls
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, under which key and in which scope, by whom, and by which rules."""
+
+    key: bytes
+    scope: bytes
+    tenant: str
+    view: View
+    controls: Controls
+    rules: CacheRules

@@ -1,0 +1,55 @@
+"""A request whose body has arrived, and a response on its way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from backends import asgi
+from backends.protocol import Answer
+from gateway.api.auth import Tenant
+
+COPY_LIMIT = 4 << 20
+"""Longer answers are relayed, but not remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A request whose body has arrived. Start `watch` before waiting for anybody else."""
+
+    scope: asgi.Scope
+    headers: dict[str, str]
+    body: bytes
+    tenant: Tenant
+    watch: asgi.HangupWatch
+
+    @property
+    def query(self) -> str:
+        query: bytes = self.scope["query_string"]
+        return query.decode("latin-1")
+
+
+@dataclass(slots=True)
+class Served:
+    """A response on its way: head, body, and what the log and the metrics will tell of it."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes | None = None
+    chunks: AsyncGenerator[bytes, None] | None = None
+    tenant: str = ""
+    model: str = ""
+    backend: str = ""
+    cache: str = "miss"
+    reason: str = ""
+    answer: Answer | None = None
+    stored: str = ""
+    """Why the answer was not stored, or "stored"."""
+    backend_kind: str = ""
+    started: float = field(default_factory=time.perf_counter)
+    overhead: float = 0.0
+    first: float | None = None
+    """When the first body byte went out."""
+    complete: bool = False
+    """Whether the last one did."""

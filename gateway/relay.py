@@ -1,0 +1,131 @@
+"""A backend's response on its way to the client, and into the answer cache."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Callable
+
+from backends.dialects import openai_chat
+from backends.protocol import BackendError, BackendInterrupted
+from gateway.cache.answers import Answers, Lookup
+from gateway.cache.question import Question
+from gateway.dispatch import Dispatched
+from gateway.errors import refusal
+from gateway.exchange import COPY_LIMIT, Served
+
+_TERMINAL = re.compile(rb"data: ?\[DONE\]\s*$")
+
+
+def relayed(
+    answers: Answers,
+    question: Question,
+    lookup: Lookup,
+    dispatched: Dispatched,
+    started: float,
+    parts: Callable[[], dict[str, str]],
+) -> Served:
+    """The response; reading its body remembers the answer. `parts` tells what the question's scope is made of."""
+    reply, tier = dispatched.reply, lookup.tier
+    reason = lookup.reason.encode()
+    forwarded = "bypass" if tier == "bypass" else "miss"
+    headers = [_renamed(name, value) for name, value in reply.headers if name != b"date"]
+    headers += [
+        (b"x-hitherto-cache", tier.encode()),
+        (b"cache-status", f"hitherto; fwd={forwarded}; fwd-status={reply.status}; detail=".encode() + reason),
+        (b"x-hitherto-reason", reason),
+        (b"x-hitherto-backend", dispatched.backend.encode()),
+        (b"x-hitherto-model", dispatched.model.encode("latin-1", "replace")),
+    ]
+    served = Served(reply.status, headers, started=started, tenant=question.tenant, model=question.view.model)
+    served.backend, served.backend_kind = dispatched.backend, dispatched.kind
+    served.cache, served.reason = tier, lookup.reason
+    served.chunks = _Remembering(answers, question, lookup, dispatched, served, parts).chunks()
+    return served
+
+
+def following(leader: Served, started: float, reason: str = "collapsed") -> Served:
+    """The response of somebody who gets what is on its way to somebody else."""
+    changed = {
+        b"cache-status": f"hitherto; fwd=miss; collapsed; detail={reason}".encode(),
+        b"x-hitherto-reason": reason.encode(),
+    }
+    headers = [(name, changed.get(name, value)) for name, value in leader.headers]
+    served = Served(leader.status, headers, started=started, tenant=leader.tenant, model=leader.model)
+    served.backend, served.backend_kind = leader.backend, leader.backend_kind
+    served.reason = served.stored = reason
+    return served
+
+
+class _Remembering:
+    """Passes a body on, and remembers it at its end."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        question: Question,
+        lookup: Lookup,
+        dispatched: Dispatched,
+        served: Served,
+        parts: Callable[[], dict[str, str]],
+    ) -> None:
+        self._answers, self._question, self._lookup = answers, question, lookup
+        self._dispatched, self._served, self._parts = dispatched, served, parts
+        types = dict(dispatched.reply.headers)
+        self._stream = types.get(b"content-type", b"").startswith(b"text/event-stream")
+        self._readable = b"content-encoding" not in types
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The upstream's bytes, those of a stream as they come. The answer is stored just before the bytes that end
+        it are passed on, so that a client that has them and asks again finds it."""
+        reply, served, stream = self._dispatched.reply, self._served, self._stream
+        copy, kept, begun = bytearray(), self._readable, False
+        try:
+            async for chunk in reply.chunks():
+                if kept and len(copy) + len(chunk) <= COPY_LIMIT:
+                    copy += chunk
+                    if not stream:
+                        continue  # sent in one piece, so that a body that breaks off becomes a proper error
+                    if not served.stored and _TERMINAL.search(copy[-32:]):
+                        self._remember(bytes(copy))
+                elif kept:
+                    kept, served.stored = False, served.stored or "too-long"
+                    chunk = chunk if stream else bytes(copy) + chunk
+                begun = True
+                yield chunk
+            if kept and not served.stored:
+                self._remember(bytes(copy))
+            if kept and not stream:
+                yield bytes(copy)
+        except BackendError as error:
+            served.stored = "interrupted"
+            if not stream or not begun:
+                raise
+            # The head is gone, so an SSE client learns of it by an error event instead of a silent end.
+            yield b"data: " + refusal(BackendInterrupted(error.backend, error.detail)).body() + b"\n\n"
+        finally:
+            await reply.close()
+
+    def _remember(self, copy: bytes) -> None:
+        served, stream = self._served, self._stream
+        try:
+            answer = openai_chat.answer_from_stream(copy) if stream else openai_chat.answer_from_json(copy)
+            served.answer = answer
+            if self._dispatched.fallback:
+                served.stored = "fallback"  # the key names the first candidate's answer, and this is another's
+                return
+            # A stream that was not asked for usage does not tell it; a whole body tells all that there is to tell.
+            complete = answer.usage is not None or not stream
+            status = self._dispatched.reply.status
+            backend = self._dispatched.backend
+            reason = self._answers.remember(self._question, self._lookup, backend, status, answer, complete)
+            if not reason:
+                self._answers.describe(self._question, self._parts)
+        except Exception:
+            self._answers.fault("remember")
+            reason = "fault"
+        served.stored = reason or "stored"
+
+
+def _renamed(name: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """The upstream's request id beside ours, not in its place."""
+    return (b"x-upstream-request-id" if name == b"x-request-id" else name), value
