@@ -6,7 +6,10 @@ It is a real server to everybody who talks to it (`FakeServer` runs it under uvi
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import socket
+import struct
 import threading
 import time
 from dataclasses import dataclass, field
@@ -90,6 +93,8 @@ class FakeUpstream:
         elif script.status != 200:
             error = {"message": f"scripted {script.status}", "type": "scripted", "param": None, "code": None}
             await asgi.send_json(send, script.status, {"error": error}, extra)
+        elif seen.method == "POST" and seen.path.endswith("/embeddings"):
+            await asgi.send_json(send, 200, _embeddings(seen.json()), extra)
         elif seen.method != "POST" or not seen.path.endswith("/chat/completions"):
             await asgi.send_json(send, 200, {"path": seen.path, "method": seen.method, "bytes": len(seen.body)}, extra)
         elif seen.json().get("stream"):
@@ -116,6 +121,20 @@ class FakeUpstream:
             await send({"type": "http.response.body", "body": b"data: " + piece + b"\n\n", "more_body": True})
             await asyncio.sleep(script.chunk_delay)
         await send({"type": "http.response.body", "body": b""})
+
+
+def _embeddings(request: dict[str, Any]) -> dict[str, Any]:
+    """Three numbers for each input, made of nothing but the input."""
+    inputs = request["input"] if isinstance(request["input"], list) else [request["input"]]
+    inputs = [inputs] if isinstance(inputs[0], int) else inputs
+    digests = [hashlib.blake2b(orjson.dumps(item), digest_size=3).digest() for item in inputs]
+    vectors: list[Any] = [[byte / 256 for byte in digest] for digest in digests]
+    if request.get("encoding_format") == "base64":
+        vectors = [base64.b64encode(struct.pack("<3f", *vector)).decode() for vector in vectors]
+    data = [{"object": "embedding", "index": place, "embedding": vector} for place, vector in enumerate(vectors)]
+    tokens = sum(len(item) for item in inputs)
+    return {"object": "list", "data": data, "model": request["model"],
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}  # fmt: skip
 
 
 def _message(script: Script, request: dict[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class EmbeddingsEndpoint(Endpoint):
         result = embeddings.computed(copy, len(places)) if reply.status == 200 and len(copy) <= COPY_LIMIT else None
         if result is None and not alone and reply.status == 200:
             raise BackendError(dispatched.backend, f"no {len(places)} embeddings for {len(places)} inputs")
-        reason = f"{len(asked.inputs) - len(places)}-of-{len(asked.inputs)}-known"
+        reason = f"{sum(body is not None for body in found)}-of-{len(found)}-known"
         if result is None:  # an error, or something that only the client may understand
             served = self._response(asked, copy, "miss", reason, started)
             served.status, served.stored = reply.status, f"status-{reply.status}"

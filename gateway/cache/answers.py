@@ -290,8 +290,7 @@ class Answers:
         for key, cosine in neighbours.nearest:
             found, _ = await self._fetch(key, question)
             if found is not None and found.wording is not None:
-                objection = self._objection(question, text, found)
-                objection = objection or ("" if cosine >= threshold else "below-threshold")
+                objection = self._objection(question, text, found) if cosine >= threshold else "below-threshold"
                 considered.append((found.entry, found.wording, cosine, objection))
         return considered
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 import threading
 import time
@@ -21,7 +22,7 @@ CREATE TABLE IF NOT EXISTS answers (
     scope BLOB NOT NULL, tenant TEXT NOT NULL, surface TEXT NOT NULL, model TEXT NOT NULL,
     backend TEXT NOT NULL, question TEXT, body BLOB NOT NULL, has_usage INTEGER NOT NULL,
     created REAL NOT NULL, expires REAL NOT NULL, stale_until REAL NOT NULL, cost REAL NOT NULL,
-    tags TEXT NOT NULL, target BLOB, embeds INTEGER NOT NULL
+    tags TEXT NOT NULL, target BLOB, embeds INTEGER NOT NULL, seal BLOB NOT NULL
 );
 CREATE TABLE IF NOT EXISTS vectors (
     number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, scope BLOB NOT NULL, created REAL NOT NULL,
@@ -44,6 +45,10 @@ _DELETE = "DELETE FROM {} WHERE key = ? AND created <= ?"  # a newer one is anot
 _SIZE = "length(body) + coalesce(length(question), 0)"
 REMEMBER_REMOVALS = 3600.0
 """Seconds that removals are told to others; whoever was away longer reads everything anew."""
+
+
+class BrokenRow(Exception):
+    """A row that is not what was written."""
 
 
 class SQLiteAnswers:
@@ -86,17 +91,19 @@ class SQLiteAnswers:
 
     def get(self, key: bytes) -> Entry | None:
         with self._read_lock:
-            row = self._reader.execute(f"SELECT {_COLUMNS} FROM answers WHERE key = ?", (key,)).fetchone()
+            row = self._reader.execute(f"SELECT seal, {_COLUMNS} FROM answers WHERE key = ?", (key,)).fetchone()
         if row is None:
             return None
-        fields = dict(zip(_COLUMNS.split(", "), row, strict=True))
+        fields = dict(zip(_COLUMNS.split(", "), row[1:], strict=True))
+        if row[0] != _seal(key, fields["body"]):
+            raise BrokenRow(f"the stored answer {key.hex()[:16]} is not what was written")
         fields |= {name: bool(fields[name]) for name in ("has_usage", "embeds")}
         return Entry(**{**fields, "tags": tuple(orjson.loads(fields["tags"]))})
 
     def put(self, entries: Sequence[Entry]) -> None:
         rows = [
             (e.key, e.scope, e.tenant, e.surface, e.model, e.backend, e.question, e.body, e.has_usage, e.created,
-             e.expires, e.cost, e.stale_until, orjson.dumps(e.tags).decode(), e.target, e.embeds)
+             e.expires, e.cost, e.stale_until, orjson.dumps(e.tags).decode(), e.target, e.embeds, _seal(e.key, e.body))
             for e in entries
         ]  # fmt: skip
         replaced = [(e.key, e.created) for e in entries]
@@ -104,7 +111,7 @@ class SQLiteAnswers:
             self._writer.executemany(_DELETE.format("answers"), replaced)
             # The same entry put again (as an alias, say) keeps its vector.
             self._writer.executemany("DELETE FROM vectors WHERE key = ? AND created < ?", replaced)
-            self._writer.executemany(f"INSERT OR IGNORE INTO answers ({_COLUMNS}) VALUES ({'?, ' * 15}?)", rows)
+            self._writer.executemany(f"INSERT OR IGNORE INTO answers ({_COLUMNS}, seal) VALUES ({'?, ' * 16}?)", rows)
 
     def put_vectors(self, vectors: Sequence[Vector]) -> None:
         there = "SELECT ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM answers WHERE key = ? AND created = ?)"
@@ -208,6 +215,11 @@ class SQLiteAnswers:
             yield from rows
             with self._read_lock:
                 rows = cursor.fetchmany(1000)
+
+
+def _seal(key: bytes, body: bytes) -> bytes:
+    """A checksum, so that a body that a disk has changed is not taken for an answer."""
+    return hashlib.blake2b(body, key=key[:64], digest_size=8).digest()
 
 
 def _connect(path: Path) -> sqlite3.Connection:

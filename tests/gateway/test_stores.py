@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gateway.stores.contract import AnswerStore, Entry, Selector, Shape, Vector
-from gateway.stores.sqlite import SQLiteAnswers
+from gateway.stores.sqlite import BrokenRow, SQLiteAnswers
 
 ENTRY = Entry(b"k1", b"s1", "t", "openai-chat", "m", "b", "q?", b'{"a":1}', True, 100.0, 200.0, 7.5, 300.0, ("x", "y"))
 VECTOR = Vector(b"k1", b"s1", 100.0, "e1", b"\0\1\2\3")
@@ -135,6 +136,16 @@ def test_a_lease_has_one_holder_until_it_is_given_back_or_over(store: AnswerStor
     assert store.lease(b"k", "a", 60)
 
 
+def test_a_row_that_was_changed_is_not_taken_for_an_answer(tmp_path: Path) -> None:
+    store = SQLiteAnswers(tmp_path / "a.sqlite")
+    store.put([ENTRY])
+    with sqlite3.connect(tmp_path / "a.sqlite") as database:
+        database.execute("UPDATE answers SET body = ?", (b'{"a":2}',))
+    with pytest.raises(BrokenRow, match=ENTRY.key.hex()):
+        store.get(b"k1")
+    store.close()
+
+
 def test_statistics_count_what_is_there(store: AnswerStore) -> None:
     store.put([ENTRY, replace(ENTRY, key=b"k2", target=b"k1")])
     store.put_vectors([VECTOR])
@@ -155,7 +166,7 @@ def test_many_rows_are_read_in_pieces_while_others_are_written(store: AnswerStor
 def test_what_was_put_survives_a_killed_process(tmp_path: Path) -> None:
     path = tmp_path / "answers.sqlite"
     code = (
-        "import os, sys; from pathlib import Path; from gateway.stores.sqlite import SQLiteAnswers;"
+        "import os, sys; from pathlib import Path; from gateway.stores.sqlite import BrokenRow, SQLiteAnswers;"
         "from tests.gateway.test_stores import ENTRY;"
         f"SQLiteAnswers(Path({str(path)!r})).put([ENTRY]); os.kill(os.getpid(), 9)"
     )

@@ -1,0 +1,123 @@
+"""What was delivered survives: kill -9, full disks, locked databases, broken rows."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from backends.fake import FakeServer, Script
+from tests.conftest import Gateway, eventually
+
+KEY = {"authorization": "Bearer k"}
+
+
+def transparent(folder: Path, upstream: FakeServer) -> Gateway:
+    return Gateway(folder, None, "--upstream", upstream.url)
+
+
+@pytest.mark.parametrize("moment", [0.8, 1.3])
+def test_a_killed_gateway_has_lost_nothing_that_was_delivered_100_ms_before(
+    tmp_path: Path, fake: FakeServer, moment: float
+) -> None:
+    gateway = transparent(tmp_path, fake)
+    delivered: dict[str, float] = {}
+    stop = threading.Event()
+
+    def ask(client_number: int) -> None:
+        with httpx.Client(base_url=gateway.url, timeout=10, trust_env=False) as client:
+            number = 0
+            while not stop.is_set():
+                question = f"durable question {client_number} {number}"
+                body = {"model": "m", "messages": [{"role": "user", "content": question}]}
+                try:
+                    if client.post("/v1/chat/completions", json=body, headers=KEY).status_code == 200:
+                        delivered[question] = time.monotonic()
+                except httpx.HTTPError:
+                    return
+                number += 1
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    time.sleep(moment)
+    gateway.process.send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    gateway.process.wait()
+    owed = [question for question, at in delivered.items() if at < killed - 0.1]
+    assert len(owed) > 50
+
+    again = transparent(tmp_path, fake)
+    only = {**KEY, "cache-control": "only-if-cached"}
+    lost = [question for question in owed if again.chat(question, only).headers.get("x-hitherto-cache") != "exact"]
+    assert lost == []
+    with sqlite3.connect(again.folder / "data" / "answers.sqlite") as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        # The index is rebuilt from the store, with what the crash left without a vector.
+        assert eventually(
+            lambda: (
+                again.metric("hitherto_answer_entries")
+                == database.execute("SELECT count(*) FROM vectors").fetchone()[0]
+            ),
+            20,
+        )
+    assert again.stop() == 0
+
+
+def test_a_full_disk_costs_nothing_but_the_copy_and_heals(tmp_path: Path, fake: FakeServer) -> None:
+    gateway = transparent(tmp_path, fake)
+    path = gateway.folder / "data" / "answers.sqlite"
+    with sqlite3.connect(path, timeout=10) as database:  # as full as SQLite itself can be told to be
+        database.execute("CREATE TABLE ballast (x)")
+        database.execute("CREATE TRIGGER full BEFORE INSERT ON answers BEGIN SELECT raise(FAIL, 'disk is full'); END")
+    for number in range(3):
+        assert gateway.chat(f"while full {number}", KEY).headers["x-hitherto-cache"] == "miss"
+        assert gateway.chat(f"while full {number}", KEY).headers["x-hitherto-cache"] == "exact", "memory has it"
+    assert eventually(lambda: gateway.metric("hitherto_faults_total", part="store") > 0)
+    with sqlite3.connect(path, timeout=10) as database:
+        database.execute("DROP TRIGGER full")
+    count = "SELECT count(*) FROM answers"
+    with sqlite3.connect(path, timeout=10) as database:
+        assert eventually(lambda: database.execute(count).fetchone()[0] == 3, 10), "written when there is room again"
+    assert gateway.stop() == 0
+
+
+def test_a_locked_database_is_waited_for_behind_the_clients_back(tmp_path: Path, fake: FakeServer) -> None:
+    gateway = transparent(tmp_path, fake)
+    database = sqlite3.connect(gateway.folder / "data" / "answers.sqlite", isolation_level=None)
+    database.execute("BEGIN EXCLUSIVE")
+    started = time.monotonic()
+    for _ in range(2):
+        assert gateway.chat("while locked", KEY).status_code == 200
+    assert time.monotonic() - started < 2
+    assert gateway.chat("while locked", KEY).headers["x-hitherto-cache"] == "exact"
+    database.execute("ROLLBACK")
+    count = "SELECT count(*) FROM answers"
+    assert eventually(lambda: database.execute(count).fetchone()[0] == 1, 15)
+    database.close()
+    assert gateway.stop() == 0
+
+
+def test_a_broken_row_is_a_miss_and_is_replaced(tmp_path: Path, fake: FakeServer) -> None:
+    gateway = transparent(tmp_path, fake)
+    gateway.chat("breaks", KEY)
+    gateway.chat("What is the capital of France?", KEY)
+    gateway.stop()
+    with sqlite3.connect(tmp_path / "data" / "answers.sqlite") as database:
+        database.execute("UPDATE answers SET body = x'00ff7b'")
+        database.execute("UPDATE vectors SET packed = x'00'")
+    gateway = transparent(tmp_path, fake)
+    fake.app.script = Script(text="fresh")
+    assert gateway.chat("breaks", KEY).json()["choices"][0]["message"]["content"] == "fresh"
+    assert gateway.chat("breaks", KEY).headers["x-hitherto-cache"] == "exact"
+    assert gateway.chat("Tell me the capital of France", KEY).status_code == 200
+    assert gateway.metric("hitherto_faults_total", part="store") >= 1
+    assert gateway.stop() == 0
