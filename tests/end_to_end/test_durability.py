@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import sqlite3
 import threading
@@ -75,15 +76,15 @@ def test_a_killed_gateway_has_lost_nothing_that_was_delivered_100_ms_before(
 def test_a_full_disk_costs_nothing_but_the_copy_and_heals(tmp_path: Path, fake: FakeServer) -> None:
     gateway = transparent(tmp_path, fake)
     path = gateway.folder / "data" / "answers.sqlite"
-    with sqlite3.connect(path, timeout=10) as database:  # as full as SQLite itself can be told to be
-        database.execute("CREATE TABLE ballast (x)")
-        database.execute("CREATE TRIGGER full BEFORE INSERT ON answers BEGIN SELECT raise(FAIL, 'disk is full'); END")
+    full = max(file.stat().st_size for file in (*path.parent.glob("answers.sqlite*"), gateway.log_path))
+    # No file of this process may grow beyond what the largest one is now: writing fails as on a full disk.
+    resource.prlimit(gateway.process.pid, resource.RLIMIT_FSIZE, (full, resource.RLIM_INFINITY))
     for number in range(3):
+        fake.app.script = Script(text="y" * 20_000)
         assert gateway.chat(f"while full {number}", KEY).headers["x-hitherto-cache"] == "miss"
         assert gateway.chat(f"while full {number}", KEY).headers["x-hitherto-cache"] == "exact", "memory has it"
     assert eventually(lambda: gateway.metric("hitherto_faults_total", part="store") > 0)
-    with sqlite3.connect(path, timeout=10) as database:
-        database.execute("DROP TRIGGER full")
+    resource.prlimit(gateway.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     count = "SELECT count(*) FROM answers"
     with sqlite3.connect(path, timeout=10) as database:
         assert eventually(lambda: database.execute(count).fetchone()[0] == 3, 10), "written when there is room again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -42,6 +43,44 @@ cache: {{semantic: {{threshold: 0.9, deadline: 5s}}}}
         settings = re.search(rb"HITHERTO_SETTINGS=([^\0]*)", environment)
         assert settings is None or b"sk-very-secret" not in settings[1]
     assert "sk-very-secret" not in gateway.log
+    gateway.stop()
+
+
+def test_identical_requests_to_several_workers_make_one_upstream_call(tmp_path: Path, fake: FakeServer) -> None:
+    gateway = Gateway(tmp_path, None, "--upstream", fake.url, "--workers", "2")
+    fake.app.script = Script(text="once", delay=1.0)
+
+    def ask(stream: bool) -> str:
+        with httpx.Client(base_url=gateway.url, timeout=30, trust_env=False) as client:  # a new connection, any worker
+            body = {"model": "m", "messages": [{"role": "user", "content": "shared?"}], "stream": stream}
+            return client.post("/v1/chat/completions", json=body, headers={"authorization": "Bearer k"}).text
+
+    with ThreadPoolExecutor(24) as pool:
+        texts = list(pool.map(ask, [False] * 24))
+    assert len(fake.app.seen) == 1 and all('"once"' in text for text in texts)
+    assert ask(True).endswith("data: [DONE]\n\n") and len(fake.app.seen) <= 2
+
+    # An answer that may not be kept is each worker's own, one after the other.
+    fake.app.script = Script(text="cut", finish="length", delay=0.3)
+    fake.app.seen.clear()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: gateway.chat("cut?", {"authorization": "Bearer k"}), range(8)))
+    assert 1 <= len(fake.app.seen) <= 8
+
+    # What one worker purges all have forgotten.
+    only = {"authorization": "Bearer k", "cache-control": "only-if-cached"}
+
+    def has() -> set[int]:
+        found = set()
+        for _ in range(12):
+            with httpx.Client(base_url=gateway.url, timeout=30, trust_env=False) as client:
+                body = {"model": "m", "messages": [{"role": "user", "content": "shared?"}]}
+                found.add(client.post("/v1/chat/completions", json=body, headers=only).status_code)
+        return found
+
+    assert eventually(lambda: has() == {200}, 10)
+    assert gateway.client.post("/admin/cache/purge", json={"all": True}).json()["entries"] >= 1
+    assert eventually(lambda: has() == {504}, 10)
     gateway.stop()
 
 
