@@ -34,13 +34,19 @@ def conditions(**extra: str) -> str:
     return f"{date}; " + ", ".join(f"{name} {value}" for name, value in facts.items()) + "; " + ", ".join(versions)
 
 
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others are figures."""
+    widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in [headings, *rows]
+    ]
+    rule = (
+        "|" + "|".join("-" * (width + 2) if not n else "-" * (width + 1) + ":" for n, width in enumerate(widths)) + "|"
+    )
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
 def show(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> None:
     """Print a Markdown table."""
-    widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
-    print(f"\n### {title}\n")
-    for number, row in enumerate([headings, ["-" * width for width in widths], *rows]):
-        print(
-            "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |",
-            flush=number > 1,
-        )
-    print(f"\n{note}\n", flush=True)
+    print(f"\n### {title}\n\n{table(headings, rows)}\n\n{note}")
