@@ -5,10 +5,13 @@ from __future__ import annotations
 from functools import cache
 
 from policies.similarity.lexicon import stem
-from policies.similarity.text import EMPTY, Reading
+from policies.similarity.text import EMPTY, Reading, meaning
 
 _NEGATORS = frozenset(
     "no not non never none nobody nothing nowhere neither nor without except unless hardly barely".split()
+)
+_AUXILIARIES = frozenset(
+    "is are was were do does did can could will would shall should has have had may might must".split()
 )
 _SOFT = frozenset(
     "lack lacks lacking avoid prevent refuse fail fails absent missing miss free instead stop impossible unable "
@@ -115,15 +118,20 @@ def _antonyms() -> dict[str, frozenset[str]]:
 
 
 def negated(reading: Reading) -> tuple[str, ...]:
-    """What a text negates: for each "not", "never", "without" … the stem of the next word that carries meaning."""
+    """What a text negates: for each "not", "never", "without" … the next word that carries meaning, by its stem."""
     words = reading.words
     found = []
     for index, word in enumerate(words):
         if word not in _NEGATORS or (word == "not" and index and words[index - 1] == "or"):
             continue
         rest = (other for other in words[index + 1 :] if other not in EMPTY and other not in _NEGATORS)
-        found.append(stem(next(rest, "")))
+        found.append(meaning(next(rest, "")))
     return tuple(found)
+
+
+def _inverted(reading: Reading) -> bool:
+    """Whether a question begins with a negated auxiliary ("why doesn't my phone charge"), far from what it negates."""
+    return "not" in reading.words[1:3] and reading.words[reading.words.index("not") - 1] in _AUXILIARIES
 
 
 def negation(a: Reading, b: Reading) -> bool:
@@ -133,7 +141,7 @@ def negation(a: Reading, b: Reading) -> bool:
         quiet = b if ours else a
         return not any(word in _SOFT for word in quiet.words)
     if ours and set(a.content) == set(b.content) and set(ours) != set(theirs):
-        return True
+        return not (_inverted(a) or _inverted(b))
     return prefixed(a, b)
 
 

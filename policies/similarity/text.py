@@ -80,7 +80,9 @@ finish complete|purpose point|film movie|maximum max limit|minimum min|fridge re
 holiday vacation|licence license permit|rubbish trash garbage|flat apartment|lift elevator|petrol gasoline gas|
 lorry truck|queue line|post mail|chemist pharmacy|autumn fall|pavement sidewalk|biscuit cookie|crisps chips|
 assist aid|quit resign|dog dogs|danger risk|reason cause|answer reply respond|locate find|obtain acquire|
-incorrect wrong|illness sickness|symptom sign|baby infant newborn|wage salary|staff personnel|meeting appointment
+incorrect wrong|tire tyre|cream creme|
+highest tallest|every each|lasagna lasagne|calendar calender|register registration|
+illness sickness|symptom sign|baby infant newborn|wage salary|staff personnel|meeting appointment
 """
 
 

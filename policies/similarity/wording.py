@@ -38,8 +38,8 @@ def residue(a: Reading, b: Reading) -> tuple[tuple[str, ...], tuple[str, ...]]:
     ours, theirs = frozenset(a.content), frozenset(b.content)
     left = [word for word in dict.fromkeys(a.content) if word not in theirs]
     right = [word for word in dict.fromkeys(b.content) if word not in ours]
-    left, right = _without_compounds(left, right)
-    right, left = _without_compounds(right, left)
+    left, right = _without_compounds(a, b, left, right)
+    right, left = _without_compounds(b, a, right, left)
     for word in list(left):
         twin = next((other for other in right if misspelt(a.spelled[word], b.spelled[other])), None)
         if twin is not None:
@@ -48,12 +48,14 @@ def residue(a: Reading, b: Reading) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (*left,), (*right,)
 
 
-def _without_compounds(words: list[str], others: list[str]) -> tuple[list[str], list[str]]:
-    """Without "pay slip" on one side and "payslip" on the other."""
-    for first, second in zip(list(words), list(words)[1:], strict=False):
-        if first + second in others:
-            others = [word for word in others if word != first + second]
-            words = [word for word in words if word not in (first, second)]
+def _without_compounds(a: Reading, b: Reading, words: list[str], others: list[str]) -> tuple[list[str], list[str]]:
+    """Without "pay slip" in one text and "payslip" in the other."""
+    for other in list(others):
+        whole = b.spelled[other]
+        for first, second in zip(a.words, a.words[1:], strict=False):
+            if first + second == whole:
+                others = [word for word in others if word != other]
+                words = [word for word in words if a.spelled[word] not in (first, second)]
     return words, others
 
 
@@ -63,14 +65,15 @@ def other_numbers(a: Reading, b: Reading) -> bool:
 
 
 def other_verbatim(a: Reading, b: Reading) -> bool:
-    """Whether one quotes, or names by its identifier, what the other one does not have letter by letter."""
+    """Whether each quotes, or names by its identifier, what the other one does not have letter by letter.
+
+    Where only one has quotes or an identifier, its words are compared like others.
+    """
     if a.symbols != b.symbols:
         return True
-    return any(
-        fold(part) not in other.folded
-        for reading, other in ((a, b), (b, a))
-        for part in (*reading.quoted, *reading.code)
-    )
+    return all(
+        any(fold(part) not in other.folded for part in parts) for parts, other in ((a.quoted, b), (b.quoted, a))
+    ) or all(any(fold(part) not in other.folded for part in parts) for parts, other in ((a.code, b), (b.code, a)))
 
 
 def other_calendar(a: Reading, b: Reading) -> bool:

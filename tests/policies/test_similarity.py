@@ -62,7 +62,7 @@ DIFFERENT = [
     ("curl -o", "curl -O", "verbatim"),
     ("a quicksort in C++", "a quicksort in C#", "verbatim"),
     ("follow @alice", "follow @bob", "verbatim"),
-    ("what does os.path do", "what does os.environ do", "verbatim"),
+    ("what does os.path do", "what does os.name do", "verbatim"),
     # negation and its scope
     ("Is it safe to eat?", "Is it not safe to eat?", "negation"),
     ("Why does it start?", "Why doesn't it start?", "negation"),
