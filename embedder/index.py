@@ -17,7 +17,7 @@ from embedder.contract import Vectors
 
 SMALL = 500
 """A partition up to this size is compared whole: a scan of signs would not be faster."""
-CANDIDATES = 200
+CANDIDATES = 500
 """How many nearest sign patterns are looked at more closely."""
 
 

@@ -7,6 +7,7 @@ and most of its kin were trained with.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +38,21 @@ class ONNXEncoder:
         self._inputs = {item.name for item in self._session.get_inputs()}
         self.dimensions = int(self._session.get_outputs()[0].shape[-1])
         self._unknown = self._tokenizer.token_to_id("[UNK]")
-        self._ends = self._tokenizer.num_special_tokens_to_add(False)
+        self._ids = lru_cache(maxsize=64)(lambda text: self._tokenizer.encode(text).ids)
+        """Each text is first asked whether it fits, and then encoded."""
         self.fingerprint = fingerprint(files, f"onnx-mean {self.dimensions}")
 
     def fits(self, text: str) -> bool:
         if len(text) > 20 * WINDOW:
             return False  # no tokenizer makes so few tokens of so many characters; do not even try
-        ids = self._tokenizer.encode(text).ids
+        ids = self._ids(text)
         # Words that the vocabulary does not know all become one token, so different texts would look the same.
         return len(ids) <= WINDOW and self._unknown not in ids
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         import numpy
 
-        encoded = [item.ids for item in self._tokenizer.encode_batch(list(texts))]
+        encoded = [self._ids(text) for text in texts]
         ids = numpy.zeros((len(encoded), max(map(len, encoded))), numpy.int64)
         mask = numpy.zeros_like(ids)
         for row, tokens in enumerate(encoded):

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
@@ -99,15 +100,15 @@ class Answers:
         try:
             await self.feed.begin()
             self._denied = set(await self.reading(self.store.denied))
-            rows = await self.reading(lambda: [(row.key, row.known) for row in self.store.rows()])
+            rows = self.store.rows()
+            while some := await self.reading(lambda: list(islice(rows, 10_000))):
+                for row in some:
+                    if row.known.kept_until > now:
+                        self.memory.add(row.key, row.known)
+                    else:
+                        self.writer.delete([(row.key, row.known.created)])
         except Exception:
             self.fault("store")
-            rows = []
-        for key, known in rows:
-            if known.kept_until > now:
-                self.memory.add(key, known)
-            else:
-                self.writer.delete([(key, known.created)])
         if self.semantic is not None:
             try:
                 await self.semantic.warm()
@@ -265,6 +266,7 @@ class Answers:
             return Lookup("miss", "first-in-scope")
         future = semantic.neighbours(question.scope, text)
         try:
+            similarity.prepare(text)  # while another thread encodes it
             async with asyncio.timeout(self._deadline):
                 # Shielded: past the deadline the vector is still wanted for storing the answer.
                 neighbours = await asyncio.shield(future)

@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
 import numpy
 
@@ -17,15 +19,20 @@ from embedder.index import ScopedIndex, pack
 from gateway.stores.contract import Vector
 
 CANDIDATES = 5
+PIECE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The question's packed vector, and the nearest (key, cosine) of its scope."""
+    """The question's vector, and the nearest (key, cosine) of its scope."""
 
-    packed: bytes
     vector: Vectors
     nearest: list[tuple[bytes, float]]
+
+    @property
+    def packed(self) -> bytes:
+        """The vector as it is stored."""
+        return pack(self.vector[None])[0]
 
     def cosine(self, other: Neighbours) -> float:
         """How near two questions are."""
@@ -54,7 +61,7 @@ class Semantic:
 
         def look(vector: Vectors) -> Neighbours:
             found = self._index.search(scope, vector, CANDIDATES)
-            return Neighbours(pack(vector[None])[0], vector, [(bytes(key), cosine) for key, cosine in found])  # type: ignore[call-overload]
+            return Neighbours(vector, [(bytes(key), cosine) for key, cosine in found])  # type: ignore[call-overload]
 
         return self._batcher.encode_then(question, look)
 
@@ -89,21 +96,24 @@ class Semantic:
 
         return self._batcher.run(drop)
 
-    async def fill(self, vectors: Iterable[Vector], is_live: Callable[[bytes, float], bool]) -> int:
-        """Put stored vectors in; how many the index holds then. Those of another size are left out."""
+    async def fill(self, vectors: Iterable[Vector], is_live: Callable[[bytes, float], bool]) -> None:
+        """Put stored vectors in; those of another size are left out."""
+        size = self._index.dimensions + 4
 
-        def put() -> int:
+        def put(some: list[Vector]) -> None:
             by_scope: dict[bytes, tuple[list[bytes], list[bytes]]] = {}
-            for vector in vectors:
-                if is_live(vector.key, vector.created) and len(vector.packed) == self._index.dimensions + 4:
+            for vector in some:
+                if is_live(vector.key, vector.created) and len(vector.packed) == size:
                     keys, rows = by_scope.setdefault(vector.scope, ([], []))
                     keys.append(vector.key)
                     rows.append(vector.packed)
             for scope, (keys, rows) in by_scope.items():
                 self._index.add(scope, keys, rows)
-            return len(self._index)
 
-        return await self._batcher.run(put)
+        rest = iter(vectors)
+        # Piece by piece: a million vectors as Python objects would double the memory for good.
+        while some := await self._batcher.run(lambda: list(islice(rest, PIECE))):
+            await self._batcher.run(partial(put, some))
 
     async def warm(self) -> None:
         """One encoding before the first request, since a first pass through a model is slow."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
-from policies.similarity.text import Reading
+from policies.similarity.text import REMEMBERED, Reading
 
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern))
@@ -65,6 +66,7 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 
 
+@lru_cache(maxsize=REMEMBERED)
 def kind(reading: Reading) -> str:
     """What a question asks for: "person", "time", "reason" …; empty if it does not say."""
     text = " ".join(reading.words)
@@ -87,6 +89,7 @@ def other_kind(a: Reading, b: Reading) -> bool:
     return strong and (same or "manner" in (ours, theirs)) and "" not in (ours, theirs)
 
 
+@lru_cache(maxsize=REMEMBERED)
 def constraints(reading: Reading) -> frozenset[str]:
     """What a text demands of its answer: language, format, length, audience."""
     text = " ".join(reading.words)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 
 from policies.similarity.lexicon import stem
-from policies.similarity.text import EMPTY, Reading, meaning
+from policies.similarity.text import EMPTY, REMEMBERED, Reading, meaning
 
 _NEGATORS = frozenset(
     "no not non never none nobody nothing nowhere neither nor without except unless hardly barely".split()
@@ -117,6 +117,7 @@ def _antonyms() -> dict[str, frozenset[str]]:
     return {word: frozenset(others) for word, others in found.items()}
 
 
+@lru_cache(maxsize=REMEMBERED)
 def negated(reading: Reading) -> tuple[str, ...]:
     """What a text negates: for each "not", "never", "without" … the next word that carries meaning, by its stem."""
     words = reading.words
@@ -157,7 +158,7 @@ def prefixed(a: Reading, b: Reading) -> bool:
 
 def opposed(a: Reading, b: Reading) -> bool:
     """Whether one has a word where the other one has its opposite."""
-    mine, yours = (frozenset(map(stem, reading.words)) for reading in (a, b))
+    mine, yours = _stems(a), _stems(b)
     only_mine, only_yours = mine - yours, yours - mine
     table = _antonyms()
     if any(table.get(word, frozenset()) & only_yours for word in only_mine):
@@ -170,9 +171,16 @@ def opposed(a: Reading, b: Reading) -> bool:
     return _particles(a, b)
 
 
+@lru_cache(maxsize=REMEMBERED)
+def _stems(reading: Reading) -> frozenset[str]:
+    return frozenset(map(stem, reading.words))
+
+
 def _particles(a: Reading, b: Reading) -> bool:
     """ "turn on", "turn off"; "in stock", "out of stock"."""
     for pair in _PARTICLES:
+        if pair[0] not in a.words and pair[1] not in a.words:
+            continue
         mine, yours = (tuple(_beside(reading, particle) for particle in pair) for reading in (a, b))
         if (mine[0] - mine[1]) & (yours[1] - yours[0]) or (mine[1] - mine[0]) & (yours[0] - yours[1]):
             return True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from policies.similarity.lexicon import stem
-from policies.similarity.text import EMPTY, Reading, meaning
+from policies.similarity.text import EMPTY, REMEMBERED, Reading, meaning
 from policies.similarity.wording import other_owner
 
 _PREPOSITIONS = {
@@ -16,6 +18,7 @@ _JOINING = frozenset("and or vs versus".split())
 _LIGHT = frozenset(map(stem, "differ difference compare comparison between first also only".split()))
 
 
+@lru_cache(maxsize=REMEMBERED)
 def places(reading: Reading) -> list[tuple[str, str]]:
     """(word, the preposition that governs it or empty), in order; quantities are words like others."""
     found: list[tuple[str, str]] = []

@@ -39,6 +39,8 @@ _CONTRACTIONS = [
         (r"(?-i:\bUS\b)|\bU\.S\.(?:A\.)?", "usa"),
     )
 ]
+REMEMBERED = 8192
+"""So many questions are kept in the form in which they were read."""
 EMPTY: frozenset[str] = frozenset(
     # articles, pronouns, auxiliaries, prepositions: what they say is the business of guards of their own
     "a an the i you he she it we they me him us them my your his its our their mine yours this that these those is are "
@@ -121,7 +123,7 @@ def _empty_stems() -> frozenset[str]:
     return frozenset(stem(word) for word in EMPTY if len(word) > 2)
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=REMEMBERED)
 def read(text: str) -> Reading:
     """Take a question apart; about 0.1 ms the first time."""
     plain = normal(text)
