@@ -16,7 +16,8 @@ BUFFER_LIMIT = 4 << 20
 far behind the fastest is dropped."""
 
 Head = TypeVar("Head")
-Key = tuple[bytes, object]
+Key = tuple[bytes, tuple[bool, bytes]]
+"""What is asked, and in which bytes the answer is wanted: as a stream or not, with which options."""
 Opened = tuple[Head, AsyncGenerator[bytes, None]]
 
 
@@ -42,6 +43,8 @@ class Flight(Generic[Head]):
         self._pulling: asyncio.Task[None] | None = None
         self._landed = False
         self._error: Exception | None = None
+        self.over = asyncio.Event()
+        """Set when its answer is there, or will not come."""
 
     async def head(self) -> Head:
         """The response's head. Raises what opening it raised. Call once for each rider, before `ride`."""
@@ -93,6 +96,7 @@ class Flight(Generic[Head]):
         if self.riders:
             return
         self.close()
+        self.over.set()
         opening, pulling, source = self._opening, self._pulling, self._source
         self._opening = self._pulling = None
         if opening is not None and not opening.done():
@@ -131,6 +135,7 @@ class Flight(Generic[Head]):
 
     def _land(self, error: Exception | None) -> None:
         self._error, self._landed = error, True
+        self.over.set()
         self.close()
 
     def _forget(self) -> None:
@@ -150,9 +155,15 @@ class Flights(Generic[Head]):
 
     def __init__(self) -> None:
         self._flights: dict[Key, Flight[Head]] = {}
+        self._shapes: dict[bytes, dict[tuple[bool, bytes], Flight[Head]]] = {}
 
     def find(self, key: Key) -> Flight[Head] | None:
         return self._flights.get(key)
+
+    def otherwise(self, key: Key) -> tuple[tuple[bool, bytes], Flight[Head]] | None:
+        """A flight that brings the same answer in another shape: which one, and the flight."""
+        shapes = self._shapes.get(key[0], {})
+        return next(((shape, flight) for shape, flight in shapes.items() if shape != key[1]), None)
 
     def start(self, key: Key, opening: Awaitable[Opened[Head]]) -> Flight[Head]:
         """A new flight; `opening` makes its response's head and body."""
@@ -160,7 +171,11 @@ class Flights(Generic[Head]):
         def ended() -> None:
             if self._flights.get(key) is flight:
                 del self._flights[key]
+                del self._shapes[key[0]][key[1]]
+                if not self._shapes[key[0]]:
+                    del self._shapes[key[0]]
 
         flight: Flight[Head] = Flight(opening, ended)
         self._flights[key] = flight
+        self._shapes.setdefault(key[0], {})[key[1]] = flight
         return flight

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -102,8 +103,7 @@ class Pipeline:
                 raise
             return replay(flying.question, Lookup("stale", entry=old), flying.started)
         if served.status in _TRANSIENT and (old := await self._answers.stale(flying.question)) is not None:
-            if served.chunks is not None:
-                await served.chunks.aclose()
+            await _let_go(served)
             return replay(flying.question, Lookup("stale", entry=old), flying.started)
         return served
 
@@ -119,8 +119,11 @@ class Pipeline:
         for refusals: what is wrong with a request may stand in a field that does not decide the answer.
         """
         key, again, reason = flying.key, True, "collapsed"
-        if self._flights.find(key) is None and (near := await self._near(flying)) is not None:
-            key, reason = near, "collapsed-near"
+        if self._flights.find(key) is None:
+            if (served := await self._in_another_shape(flying)) is not None:
+                return served
+            if (near := await self._near(flying)) is not None:
+                key, reason = near, "collapsed-near"
         while (flight := self._flights.find(key)) is not None:
             try:
                 leader = await flight.head()
@@ -139,6 +142,22 @@ class Pipeline:
                 return flying.served(await flying.open())
             again = False
         return await self._led(flying)
+
+    async def _in_another_shape(self, flying: _Computation) -> Served | None:
+        """The same answer, asked for as JSON and as a stream: whoever comes second gets it when it is stored."""
+        found = self._flights.otherwise(flying.key)
+        view = flying.question.view
+        if found is None:
+            return None
+        (streamed, options), flight = found
+        if streamed and b'"include_usage":true' not in options and (view.include_usage or not view.stream):
+            return None  # what comes will not tell the usage that this one must have
+        await flight.over.wait()
+        entry = await self._answers.again(flying.question)
+        if entry is None:
+            return None
+        self._answers.metrics.flights.labels("follower").inc()
+        return replay(flying.question, Lookup("exact", entry=entry), flying.started)
 
     async def _led(self, flying: _Computation) -> Served:
         flight = self._flights.start(flying.key, flying.opening(self._leases))
@@ -248,6 +267,14 @@ class _Computation:
             raise
         assert served.chunks is not None
         return served, leases.while_read(self.question, served.chunks)
+
+
+async def _let_go(served: Served) -> None:
+    """Give up a response that nobody will read. A generator that was never begun would not clean up."""
+    if served.chunks is not None:
+        async with aclosing(served.chunks) as chunks:
+            async for _ in chunks:
+                break
 
 
 async def _whole(served: Served) -> AsyncGenerator[bytes, None]:

@@ -66,6 +66,43 @@ async def test_fifty_identical_cold_requests_are_one_upstream_call(
     assert gateway.metric("hitherto_flights_total", role="follower") >= 49
 
 
+@pytest.mark.parametrize("first_streams", [False, True])
+async def test_json_and_streams_of_one_question_are_one_upstream_call(
+    gateway: Gateway, upstream: FakeServer, first_streams: bool
+) -> None:
+    upstream.app.script = Script(text="one answer in two shapes", delay=0.4, chunk_delay=0.02)
+    question = f"question {next(NUMBERS)}"
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    whole, streamed = body(question), body(question, **usage)
+    first, second = (streamed, whole) if first_streams else (whole, streamed)
+    leading = asyncio.create_task(many(gateway, [first] * 3))
+    await asyncio.sleep(0.2)
+    following = await many(gateway, [second] * 5 + [first] * 2)
+    replies = [*await leading, *following]
+    assert len(upstream.app.seen) == 1
+    assert {text_of(reply) for reply in replies} == {"one answer in two shapes"}
+    for reply in replies:
+        if reply.headers["content-type"].startswith("text/event-stream"):
+            assert '"completion_tokens":' in reply.text
+
+
+async def test_who_waits_for_another_shape_in_vain_asks_for_itself(gateway: Gateway, upstream: FakeServer) -> None:
+    upstream.app.scripts = [Script(text="cut", finish="length", delay=0.3), Script(text="whole")]
+    question = f"question {next(NUMBERS)}"
+    leading = asyncio.create_task(many(gateway, [body(question)]))
+    await asyncio.sleep(0.1)
+    (reply,) = await many(gateway, [body(question, stream=True)])
+    assert text_of(reply) == "whole" and text_of((await leading)[0]) == "cut"
+    # A stream that does not tell its usage is of no use to somebody who must have it, so nobody waits for it.
+    upstream.app.scripts = [Script(delay=0.2, chunk_delay=0.3), Script(text="at once")]
+    question = f"question {next(NUMBERS)}"
+    leading = asyncio.create_task(many(gateway, [body(question, stream=True)]))
+    await asyncio.sleep(0.1)
+    (reply,) = await many(gateway, [body(question)])
+    assert text_of(reply) == "at once" and not leading.done()
+    await leading
+
+
 async def test_different_questions_tenants_and_models_share_nothing(gateway: Gateway, upstream: FakeServer) -> None:
     upstream.app.script = Script(delay=0.3)
     question = f"question {next(NUMBERS)}"
