@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 
 _CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -76,6 +77,7 @@ DEFAULTS: Mapping[str, float] = MappingProxyType(
 """Seconds that an answer may be reused for, by class; 0: not at all."""
 
 
+@lru_cache(maxsize=1024)  # asked several times on a question's way
 def classify(question: str) -> tuple[str, ...]:
     """The classes whose words a question uses, the most volatile one first."""
     return tuple(name for name, pattern in _CLASSES if pattern.search(question))

@@ -11,7 +11,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
         ("frequency", r"how often|how frequently|how many times"),
-        ("duration", r"how long (?!is (?:a|an|the)\b.* in )|how soon|how quickly"),
+        ("duration", r"how long|how soon|how quickly|how many (?:seconds|minutes|hours|days|weeks|months|years)\b"),
         ("amount", r"how (?:much|many)|what (?:amount|number) of|number of"),
         ("measure", r"how (?:old|tall|high|deep|far|big|large|wide|heavy|hot|cold|fast|thick)"),
         (
@@ -25,7 +25,8 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("thing", r"\b(?:what|which)\b"),
     )
 )
-_OPENING = re.compile(r"^(?:\S+ ){0,3}?(?=how|why|when|where|who|what|which)")
+_WHETHER = re.compile(r"(?:is|are|was|were|do|does|did|has|have|should|will|would)\b")
+"""How a question begins that wants a yes or a no; "can I" often asks how."""
 _STRONG = frozenset("frequency duration amount reason time place person".split())
 
 _LANGUAGES = frozenset(
@@ -74,7 +75,9 @@ def kind(reading: Reading) -> str:
         ((match.start(), rank, name) for rank, (name, pattern) in enumerate(_KINDS) if (match := pattern.search(text))),
         default=None,
     )
-    return first[2] if first is not None else ""
+    if first is not None:
+        return first[2]
+    return "fact" if _WHETHER.match(text) else ""
 
 
 def other_kind(a: Reading, b: Reading) -> bool:
@@ -85,6 +88,8 @@ def other_kind(a: Reading, b: Reading) -> bool:
     if ours in _STRONG and theirs in _STRONG:
         return True
     same = set(a.content) == set(b.content)
+    if "fact" in (ours, theirs):
+        return same and bool({ours, theirs} & (_STRONG | {"manner"}))
     strong = ours in _STRONG or theirs in _STRONG
     return strong and (same or "manner" in (ours, theirs)) and "" not in (ours, theirs)
 
