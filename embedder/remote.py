@@ -8,8 +8,8 @@ from typing import Any
 
 from embedder.contract import EncoderNotFound, Vectors, fingerprint
 
-WINDOW_CHARACTERS = 2_000
-"""Texts up to this length are sent: about 500 tokens, which every embedding model sees whole."""
+WINDOW_BYTES = 800
+"""Texts up to this length are sent: no tokenizer makes more than the usual 512 tokens of them, but of mere digits."""
 TIMEOUT = 5.0
 
 
@@ -24,13 +24,16 @@ class RemoteEncoder:
         self._client: Any = httpx.Client(base_url=url.rstrip("/") + "/", headers=headers, timeout=TIMEOUT)
         self._model = model
         try:
-            self.dimensions = int(self.encode(["What is this?"]).shape[1])
+            probe = self.encode(["What is this?"])[0]
         except (httpx.HTTPError, KeyError, ValueError, IndexError) as error:
             raise EncoderNotFound(f"embedding model {model!r} at {url}: {error}") from error
-        self.fingerprint = fingerprint([], f"remote {url} {model} {self.dimensions}")
+        self.dimensions = len(probe)
+        # Another model may be put behind the same name: then its vectors are others, too.
+        signs = "".join("+" if part > 0 else "-" for part in probe)
+        self.fingerprint = fingerprint([], f"remote {url} {model} {signs}")
 
     def fits(self, text: str) -> bool:
-        return len(text) <= WINDOW_CHARACTERS
+        return len(text.encode("utf-8", "replace")) <= WINDOW_BYTES
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         import numpy
@@ -41,4 +44,7 @@ class RemoteEncoder:
         vectors = numpy.array([row["embedding"] for row in rows], numpy.float32)
         if len(vectors) != len(texts):
             raise ValueError(f"{len(vectors)} embeddings for {len(texts)} texts")
-        return vectors / numpy.maximum(numpy.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        lengths = numpy.linalg.norm(vectors, axis=1, keepdims=True)
+        if not (numpy.isfinite(lengths).all() and (lengths > 0).all()):
+            raise ValueError("an embedding has no direction: its components are zero, null or not finite")
+        return vectors / lengths

@@ -77,7 +77,7 @@ def create_app(settings: Settings, shared: bool = False) -> Application:
                 await backend.start()
             stack.push_async_callback(answers.close)
             if semantic:
-                answers.semantic = await _semantic_tier(settings, notes)
+                answers.semantic = await _semantic_tier(settings, semantic.threshold, notes)
             await answers.open()
             stack.push_async_callback(pipeline.close)
             stack.push_async_callback(warmer.close)
@@ -103,13 +103,13 @@ def create_app(settings: Settings, shared: bool = False) -> Application:
     return Application({("POST", "/v1/chat/completions"): endpoint, ("POST", "/v1/embeddings"): vectors}, app)
 
 
-async def _semantic_tier(settings: Settings, notes: dict[str, str]) -> Semantic | None:
+async def _semantic_tier(settings: Settings, threshold: float, notes: dict[str, str]) -> Semantic | None:
     """The semantic tier, or None and a note: the gateway serves exact answers without it."""
 
     def load() -> Semantic:
         from gateway.cache.semantic import load as load_semantic  # needs numpy and faiss
 
-        return load_semantic(settings.embedder)
+        return load_semantic(settings.embedder, threshold)
 
     try:
         return await asyncio.to_thread(load)

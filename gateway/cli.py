@@ -220,7 +220,8 @@ def judge(
 
     async def run() -> list[judging.Verdict]:
         verdicts = []
-        async for verdict in judging.judge(pairs, lambda: load_semantic(settings.embedder), settings.cache.rules()):
+        rules = settings.cache.rules()
+        async for verdict in judging.judge(pairs, lambda: load_semantic(settings.embedder, rules.threshold), rules):
             verdicts.append(verdict)
             similarity = None if verdict.similarity is None else round(verdict.similarity, 4)
             if as_json:

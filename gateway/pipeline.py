@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import orjson
 
@@ -16,9 +15,10 @@ from backends.dialects import openai_chat
 from backends.dialects.openai_chat import MalformedRequest
 from backends.protocol import BackendError
 from gateway.api.auth import Tenant
-from gateway.cache.answers import Answers, Lookup
+from gateway.cache.answers import Answers
 from gateway.cache.key import Scope, key_digest
-from gateway.cache.lease import Leases
+from gateway.cache.lease import PATIENCE, Leases
+from gateway.cache.lookup import Lookup
 from gateway.cache.question import Question
 from gateway.cache.replay import replay
 from gateway.dispatch import Dispatch, Dispatched, forwarded
@@ -27,7 +27,7 @@ from gateway.exchange import Incoming, Served
 from gateway.flights import Flights, Key
 from gateway.relay import following, relayed
 from gateway.templates import Templates
-from policies.cacheability import CacheRules, wants_variety
+from policies.cacheability import CacheRules, may_read, wants_variety
 from policies.controls import is_litellm_control, parse_controls
 
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504, 529})
@@ -45,19 +45,15 @@ class Pipeline:
     async def serve(self, request: Incoming) -> Served:
         """The answer to a chat completion request, from the cache or a backend. Raises what `errors` has a word for."""
         started = time.perf_counter()
-        body, raw, question, scope = self.understood(request.headers, request.body, request.query, request.tenant)
+        raw, question, scope, shape = self.understood(request.headers, request.body, request.query, request.tenant)
         lookup = await self._answers.lookup(question)
-        flying = _Computation(self, request, question, lookup, raw, scope, body.get("stream_options"), started)
+        flying = _Computation(self, request, question, lookup, raw, scope, shape, started)
         if lookup.entry is not None:
-            try:
-                served = replay(question, lookup, started)
-            except Exception:  # an unreadable entry is a miss like any other cache fault
-                self._answers.fault("replay")
-                flying.lookup = lookup = Lookup("miss", "fault")
-            else:
+            if (served := flying.replayed(lookup)) is not None:
                 if lookup.tier == "stale":
                     self._refresh(flying)
                 return served
+            flying.lookup = lookup = Lookup("miss", "fault")
         if question.controls.only_if_cached:
             raise NotCached(f"only-if-cached: no stored answer ({lookup.reason})")
         overhead = time.perf_counter() - started
@@ -68,44 +64,50 @@ class Pipeline:
 
     def understood(
         self, headers: dict[str, str], sent: bytes, query: str, tenant: Tenant
-    ) -> tuple[dict[str, Any], bytes, Question, Scope]:
-        """The body as an object and in bytes, what is asked, and what decides the answer beside that."""
+    ) -> tuple[bytes, Question, Scope, bytes]:
+        """The body for the backend, what is asked, what decides the answer beside that, and the stream's options."""
         body, raw = self._templates.applied(openai_chat.parse(sent), sent, headers)
         controls = parse_controls(headers, body.get("cache"))
-        if is_litellm_control(body.get("cache")):
+        ours = is_litellm_control(body.get("cache"))
+        if ours:
             body = {name: value for name, value in body.items() if name != "cache"}
-            raw = orjson.dumps(body)
         view = openai_chat.view(body)
         target = self._dispatch.identity(view.model)
         scope = Scope(view, tenant.name, target, forwarded(headers), query, controls.namespace)
         try:
             digest = scope.digest()
+            options = orjson.dumps(body.get("stream_options"), option=orjson.OPT_SORT_KEYS)
+            raw = orjson.dumps(body) if ours else raw
         except (TypeError, RecursionError) as error:  # more than 254 levels: nothing that a model was ever asked
             raise MalformedRequest("the body is nested too deeply") from error
         key = key_digest(digest, view.question)
         if wants_variety(view, self._rules):
             key = key_digest(digest, view.question, self._answers.turn(key, self._rules.buckets))
-        return body, raw, Question(key, digest, tenant.name, view, controls, self._rules), scope
+        return raw, Question(key, digest, tenant.name, view, controls, self._rules), scope, options
 
     async def close(self) -> None:
         """Let the refreshing of stale answers go."""
         for task in list(self._refreshing.values()):
             task.cancel()
         await asyncio.gather(*self._refreshing.values(), return_exceptions=True)
+        await self._leases.close()
 
     async def _computed_or_stale(self, flying: _Computation) -> Served:
         """What a backend says, or an old answer if none can say anything and the rules allow it."""
         try:
             served = await self._computed(flying)
         except BackendError:
-            old = await self._answers.stale(flying.question)
-            if old is None:
+            if (old := await self._stale(flying)) is None:
                 raise
-            return replay(flying.question, Lookup("stale", entry=old), flying.started)
-        if served.status in _TRANSIENT and (old := await self._answers.stale(flying.question)) is not None:
+            return old
+        if served.status in _TRANSIENT and (old := await self._stale(flying)) is not None:
             await _let_go(served)
-            return replay(flying.question, Lookup("stale", entry=old), flying.started)
+            return old
         return served
+
+    async def _stale(self, flying: _Computation) -> Served | None:
+        entry = await self._answers.stale(flying.question)
+        return flying.replayed(Lookup("stale", entry=entry)) if entry is not None else None
 
     async def _computed(self, flying: _Computation) -> Served:
         if not flying.shareable:
@@ -152,12 +154,16 @@ class Pipeline:
         (streamed, options), flight = found
         if streamed and b'"include_usage":true' not in options and (view.include_usage or not view.stream):
             return None  # what comes will not tell the usage that this one must have
-        await flight.over.wait()
-        entry = await self._answers.again(flying.question)
-        if entry is None:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await flight.over.wait()
+        except TimeoutError:
             return None
-        self._answers.metrics.flights.labels("follower").inc()
-        return replay(flying.question, Lookup("exact", entry=entry), flying.started)
+        entry = await self._answers.again(flying.question)
+        served = flying.replayed(Lookup("exact", entry=entry)) if entry is not None else None
+        if served is not None:
+            self._answers.metrics.flights.labels("follower").inc()
+        return served
 
     async def _led(self, flying: _Computation) -> Served:
         flight = self._flights.start(flying.key, flying.opening(self._leases))
@@ -172,28 +178,31 @@ class Pipeline:
     def _announce(self, flying: _Computation) -> None:
         """Let nearly identical questions know of this one, where they may share its answer."""
         question = flying.question
-        if question.rules.share_near and question.rules.semantic and question.view.question is not None:
+        if question.rules.share_near and flying.semantic:
             flying.lookup.neighbours = flying.lookup.neighbours or self._answers.vector(question)
-
-            def under_way() -> bool:
-                return self._flights.find(flying.key) is not None
-
+            under_way = partial(self._is_under_way, flying.key)
             self._answers.asking.add(question, flying.key, flying.lookup.neighbours, under_way)
+
+    def _is_under_way(self, key: Key) -> bool:
+        return self._flights.find(key) is not None
 
     async def _near(self, flying: _Computation) -> Key | None:
         """The key of a nearly identical question whose answer is under way."""
         question, asking = flying.question, self._answers.asking
-        if not question.rules.share_near or not asking.any(question.scope):
+        if not (question.rules.share_near and flying.semantic) or not asking.any(question.scope):
             return None
         flying.lookup.neighbours = flying.lookup.neighbours or self._answers.vector(question)
         if flying.lookup.neighbours is None:
             return None
-        found = await asking.nearest(question, flying.key[1], flying.lookup.neighbours)
+        denies = partial(self._answers.denies, question)
+        found = await asking.nearest(question, flying.key[1], flying.lookup.neighbours, denies)
         return found if found is not None and self._flights.find(found) is not None else None
 
     def _refresh(self, flying: _Computation) -> None:
         """Compute a fresh answer behind the back of somebody who has got a stale one, once at a time."""
-        key = flying.question.key
+        key, controls = flying.question.key, flying.question.controls
+        if controls.no_store or controls.ttl == 0:
+            return  # the fresh answer would not be kept
         if key in self._refreshing or self._flights.find(flying.key) is not None:
             return
         flying.lookup = Lookup("miss", "revalidate")
@@ -226,7 +235,7 @@ class _Computation:
         lookup: Lookup,
         raw: bytes,
         scope: Scope,
-        options: Any,
+        options: bytes,
         started: float,
     ) -> None:
         self.question, self.lookup, self.started = question, lookup, started
@@ -240,8 +249,12 @@ class _Computation:
             question.view.model,
             request.tenant,
         )
-        shape = (question.view.stream, orjson.dumps(options, option=orjson.OPT_SORT_KEYS))
-        self.key: Key = (question.key, shape)
+        self.key: Key = (question.key, (question.view.stream, options))
+
+    @property
+    def semantic(self) -> bool:
+        """Whether another wording's answer would do."""
+        return may_read(self.question.view, self.question.rules, self.question.controls).semantic
 
     @property
     def shareable(self) -> bool:
@@ -256,17 +269,25 @@ class _Computation:
 
     async def opening(self, leases: Leases) -> tuple[Served, AsyncGenerator[bytes, None]]:
         """Open the response, unless somebody with whom the store is shared is getting or has got the answer."""
-        entry = await leases.acquire(self.question)
-        if entry is not None:
-            served = replay(self.question, Lookup("exact", entry=entry), self.started)
-            return served, _whole(served)
+        holder, entry = await leases.acquire(self.question)
+        if entry is not None and (served := self.replayed(Lookup("exact", entry=entry))) is not None:
+            body, served.body = served.body, None  # as one that arrives
+            return served, _one(body or b"")
         try:
             served = self.served(await self.open())
         except BaseException:
-            leases.release(self.question)
+            leases.release(self.question, holder)
             raise
         assert served.chunks is not None
-        return served, leases.while_read(self.question, served.chunks)
+        return served, leases.while_read(self.question, holder, served.chunks)
+
+    def replayed(self, lookup: Lookup) -> Served | None:
+        """A stored answer as ours; None if it cannot be read."""
+        try:
+            return replay(self.question, lookup, self.started)
+        except Exception:  # an unreadable entry is a miss like any other cache fault
+            self._answers.fault("replay")
+            return None
 
 
 async def _let_go(served: Served) -> None:
@@ -277,7 +298,5 @@ async def _let_go(served: Served) -> None:
                 break
 
 
-async def _whole(served: Served) -> AsyncGenerator[bytes, None]:
-    """A response that is there already, as one that arrives."""
-    body, served.body = served.body, None
-    yield body or b""
+async def _one(body: bytes) -> AsyncGenerator[bytes, None]:
+    yield body

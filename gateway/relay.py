@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, Callable
 
 from backends.dialects import openai_chat
 from backends.protocol import BackendError, BackendInterrupted
-from gateway.cache.answers import Answers, Lookup
+from gateway.cache.answers import Answers
+from gateway.cache.lookup import Lookup
 from gateway.cache.question import Question
 from gateway.dispatch import Dispatched
 from gateway.errors import refusal

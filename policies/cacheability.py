@@ -92,7 +92,7 @@ def may_write(view: View, rules: CacheRules, controls: Controls, status: int, an
         return "no-store"
     if (view.temperature is None or view.temperature > 0) and rules.sampling == "never":
         return "sampling"
-    if not 200 <= status < 300:
+    if status != 200:  # of the other successes none is an answer: accepted, no content, a part of it …
         return f"status-{status}"
     if controls.ttl == 0:
         return "ttl-0"

@@ -90,12 +90,21 @@ def _portkey(headers: Mapping[str, str]) -> Controls:
 def _litellm(cache: dict[str, Any]) -> Controls:
     freshest = cache.get("s-maxage", cache.get("s-max-age"))
     return Controls(
-        no_cache=cache.get("no-cache") is True,
-        no_store=cache.get("no-store") is True,
+        no_cache=_flag("no-cache", cache),
+        no_store=_flag("no-store", cache),
         max_age=_seconds("cache.s-maxage", freshest),
         ttl=_seconds("cache.ttl", cache.get("ttl")),
         namespace=str(cache.get("namespace") or ""),
     )
+
+
+def _flag(name: str, cache: Mapping[str, Any]) -> bool:
+    value = cache.get(name, False)
+    if value in (True, "true", "True"):
+        return True
+    if value in (False, None, "false", "False"):
+        return False
+    raise MalformedControl(f"cache.{name} must be true or false, not {value!r}")
 
 
 def _seconds(name: str, value: object) -> float | None:

@@ -71,15 +71,22 @@ _CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
     )
 )
+ENDS = 500
+"""Characters at both ends of a long question that are looked at."""
 DEFAULTS: Mapping[str, float] = MappingProxyType(
     {"now": 0.0, "prices": 60.0, "scores": 60.0, "weather": 600.0, "today": 600.0, "recent": 3600.0}
 )
 """Seconds that an answer may be reused for, by class; 0: not at all."""
 
 
-@lru_cache(maxsize=1024)  # asked several times on a question's way
 def classify(question: str) -> tuple[str, ...]:
     """The classes whose words a question uses, the most volatile one first."""
+    # Of a long prompt its beginning and its end tell what is asked; neither time nor memory goes into the rest.
+    return _classify(question if len(question) <= 2 * ENDS else f"{question[:ENDS]} … {question[-ENDS:]}")
+
+
+@lru_cache(maxsize=1024)  # asked several times on a question's way
+def _classify(question: str) -> tuple[str, ...]:
     return tuple(name for name, pattern in _CLASSES if pattern.search(question))
 
 

@@ -25,6 +25,8 @@ OPEN = Tenant("open")
 @lru_cache(maxsize=1024)  # the same few names come with every request
 def is_credential(header: str) -> bool:
     """Whether a header (lower case) may say who the client is: `authorization`, `x-api-key`, `cookie`, …"""
+    if header.startswith("x-portkey-"):  # "key" is part of that name
+        header = header.removeprefix("x-portkey-")
     return _CREDENTIAL.fullmatch(header) is not None and header != "idempotency-key"
 
 

@@ -6,17 +6,18 @@ import time
 
 import orjson
 
-from backends.protocol import Answer, BackendError, Usage
+from backends.dialects.openai_chat import MalformedRequest
+from backends.protocol import Answer, Usage
 from gateway.api.endpoint import Endpoint
 from gateway.api.passthrough import Passthrough
 from gateway.cache import embeddings
 from gateway.cache.answers import Answers
 from gateway.dispatch import Dispatch, Dispatched, forwarded
 from gateway.errors import NotCached
-from gateway.exchange import COPY_LIMIT, Incoming, Served
+from gateway.exchange import Incoming, Served
 from gateway.metrics import Metrics
 from policies.cacheability import CacheRules
-from policies.controls import parse_controls
+from policies.controls import is_litellm_control, parse_controls
 
 
 class EmbeddingsEndpoint(Endpoint):
@@ -39,10 +40,16 @@ class EmbeddingsEndpoint(Endpoint):
         inputs = embeddings.inputs_of(body)
         if inputs is None or body is None:
             return await self._passthrough.serve(request)
-        controls = parse_controls(request.headers)
+        controls = parse_controls(request.headers, body.get("cache"))
+        ours = is_litellm_control(body.get("cache"))
+        if ours:
+            body = {name: value for name, value in body.items() if name != "cache"}
         target = self._dispatch.identity(body["model"])
         headers, tenant = forwarded(request.headers), request.tenant.name
-        asked = embeddings.batch(body, inputs, tenant, target, headers, request.query, controls, self._rules)
+        try:
+            asked = embeddings.batch(body, inputs, tenant, target, headers, request.query, controls, self._rules)
+        except (TypeError, RecursionError) as error:
+            raise MalformedRequest("the body is nested too deeply") from error
         found = await embeddings.known(self._answers, asked)
         places = embeddings.missing(asked, found)
         if not places:
@@ -51,12 +58,8 @@ class EmbeddingsEndpoint(Endpoint):
             raise NotCached(f"only-if-cached: {len(places)} of {len(inputs)} inputs are not stored")
         overhead = time.perf_counter() - started
         request.watch.start()
-        alone = len(places) == len(inputs)
-        raw = request.body if alone else asked.body(places)
-        dispatched = await self._dispatch.open(
-            "/embeddings", request.query, request.headers, raw, asked.model, request.tenant
-        )
-        served = await self._computed(asked, found, places, dispatched, alone, started)
+        raw = orjson.dumps(body) if ours else request.body
+        served = await self._computed(asked, found, places, request, raw, started)
         served.overhead = overhead
         return served
 
@@ -65,35 +68,45 @@ class EmbeddingsEndpoint(Endpoint):
         asked: embeddings.Batch,
         found: list[bytes | None],
         places: list[int],
-        dispatched: Dispatched,
-        alone: bool,
+        request: Incoming,
+        raw: bytes,
         started: float,
     ) -> Served:
-        reply = dispatched.reply
-        try:
-            copy = b"".join([chunk async for chunk in reply.chunks()])
-        finally:
-            await reply.close()
-        result = embeddings.computed(copy, len(places)) if reply.status == 200 and len(copy) <= COPY_LIMIT else None
-        if result is None and not alone and reply.status == 200:
-            raise BackendError(dispatched.backend, f"no {len(places)} embeddings for {len(places)} inputs")
-        reason = f"{sum(body is not None for body in found)}-of-{len(found)}-known"
-        if result is None:  # an error, or something that only the client may understand
-            served = self._response(asked, copy, "miss", reason, started)
-            served.status, served.stored = reply.status, f"status-{reply.status}"
-            kept = (b"retry-after", b"content-type")
-            served.headers = [pair for pair in reply.headers if pair[0] in kept] + served.headers[1:]
-        else:
-            rest, bodies = result
-            whole = copy if alone else embeddings.merged(asked, found, places, bodies, rest)
-            served = self._response(asked, whole, "miss", reason, started)
-            served.stored = "fallback" if dispatched.fallback else self._kept(asked, places, bodies, dispatched.backend)
-            usage = rest.get("usage")
+        dispatched, copy = await self._asked(asked, request, raw if len(places) == len(found) else asked.body(places))
+        result = embeddings.computed(copy, len(places)) if dispatched.reply.status == 200 else None
+        if result is None and dispatched.reply.status == 200 and len(places) < len(found):
+            # Not what was expected for a part of the inputs: the client shall have the answer to what it asked.
+            places = list(range(len(found)))
+            dispatched, copy = await self._asked(asked, request, raw)
+            result = embeddings.computed(copy, len(places)) if dispatched.reply.status == 200 else None
+        reason = f"{len(found) - len(places)}-of-{len(found)}-known"
+        whole = copy
+        if result is not None and len(places) < len(found):
+            whole = embeddings.merged(asked, found, places, result[1], result[0])
+        served = self._response(asked, whole, "miss", reason, started)
+        ours = (b"content-length", b"date", b"content-type", b"content-encoding", b"x-request-id")
+        served.headers += [pair for pair in dispatched.reply.headers if pair[0] not in ours]
+        served.status, served.stored = dispatched.reply.status, "unfit"
+        if result is not None:
+            served.stored = (
+                "fallback" if dispatched.fallback else self._kept(asked, places, result[1], dispatched.backend)
+            )
+            usage = result[0].get("usage")
             if isinstance(usage, dict) and isinstance(usage.get("prompt_tokens"), int):
                 served.answer = Answer({}, (), Usage(usage["prompt_tokens"], 0))
         served.backend, served.backend_kind = dispatched.backend, dispatched.kind
         served.headers.append((b"x-hitherto-backend", dispatched.backend.encode()))
         return served
+
+    async def _asked(self, asked: embeddings.Batch, request: Incoming, raw: bytes) -> tuple[Dispatched, bytes]:
+        """A backend's whole response."""
+        dispatched = await self._dispatch.open(
+            "/embeddings", request.query, request.headers, raw, asked.model, request.tenant
+        )
+        try:
+            return dispatched, b"".join([chunk async for chunk in dispatched.reply.chunks()])
+        finally:
+            await dispatched.reply.close()
 
     def _kept(self, asked: embeddings.Batch, places: list[int], bodies: list[bytes], backend: str) -> str:
         try:

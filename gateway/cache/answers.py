@@ -8,9 +8,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -18,11 +18,12 @@ from backends.dialects import openai_chat
 from backends.protocol import Answer
 from gateway.cache.asking import Asking
 from gateway.cache.feed import Feed
+from gateway.cache.lookup import Found, Lookup, Tier
 from gateway.cache.memory import Memory
 from gateway.cache.question import Question
 from gateway.cache.writer import Writer
 from gateway.metrics import Metrics
-from gateway.stores.contract import AnswerStore, Entry, Known, Shape, Vector
+from gateway.stores.contract import AnswerStore, BrokenRow, Entry, Known, Shape, Vector
 from policies import cacheability, similarity
 from policies.cacheability import CacheRules
 
@@ -31,33 +32,9 @@ if TYPE_CHECKING:  # numpy and faiss are not there where only exact answers are 
 
 log = logging.getLogger("hitherto.cache")
 
-Tier = Literal["exact", "semantic", "alias", "stale", "miss", "bypass"]
 SWEEP_SECONDS = 30.0
 TURNS = 10_000
 """How many requests that want variety are remembered with the answer that they had last."""
-
-
-@dataclass(slots=True)
-class Lookup:
-    """What a lookup found, or why it found nothing. `neighbours` holds the question's vector for storing the answer."""
-
-    tier: Tier
-    reason: str = ""
-    entry: Entry | None = None
-    similarity: float | None = None
-    neighbours: asyncio.Future[Neighbours | None] | None = field(default=None, repr=False)
-    near: bytes | None = None
-    """The key of a neighbour that was just not near enough: the same answer would make this question its alias."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """An entry that may be served. `wording` is what its answer was found under: an alias' own question."""
-
-    entry: Entry
-    wording: str | None
-    alias: bool
-    stale: bool = False
 
 
 class Answers:
@@ -84,6 +61,7 @@ class Answers:
         self.memory = Memory(size)
         self._deadline = deadline
         self._reader = ThreadPoolExecutor(2, "answers-read")
+        self._side = ThreadPoolExecutor(2, "answers-aside")
         self.writer = Writer(store, self.is_current, self.fault)
         self._tasks: set[asyncio.Task[None]] = set()
         self._denied: set[tuple[bytes, bytes]] = set()
@@ -99,9 +77,9 @@ class Answers:
         now = time.time()
         try:
             await self.feed.begin()
-            self._denied = set(await self.reading(self.store.denied))
+            self._denied = set(await self.aside(self.store.denied))
             rows = self.store.rows()
-            while some := await self.reading(lambda: list(islice(rows, 10_000))):
+            while some := await self.aside(lambda: list(islice(rows, 10_000))):
                 for row in some:
                     if row.known.kept_until > now:
                         self.memory.add(row.key, row.known)
@@ -111,7 +89,6 @@ class Answers:
             self.fault("store")
         if self.semantic is not None:
             try:
-                await self.semantic.warm()
                 stored = (vector for _, vector in self.store.vectors(self.semantic.fingerprint))
                 await self.semantic.fill(stored, self.is_current)
             except Exception:
@@ -119,6 +96,7 @@ class Answers:
         self.evict()
         self._publish_size()
         self._chores = [asyncio.create_task(self._sweep()), asyncio.create_task(self.feed.embed_the_rest())]
+        self._chores.append(asyncio.create_task(self.feed.tidy()))
         if self.shared:
             self._chores.append(asyncio.create_task(self.feed.follow()))
 
@@ -131,6 +109,7 @@ class Answers:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.writer.close()
         self._reader.shutdown()
+        self._side.shutdown()
         if self.semantic is not None:
             await asyncio.to_thread(self.semantic.close)
         self.store.close()
@@ -150,6 +129,8 @@ class Answers:
         if not readable.exact:
             return Lookup("bypass", readable.reason)
         found, unfit = await self._safely(question.key, question)
+        if found is not None and found.alias and not readable.semantic:
+            found, unfit = None, readable.reason  # another wording's answer, and this request wants its own
         if found is not None:
             tier: Tier = "stale" if found.stale else "alias" if found.alias else "exact"
             return Lookup(tier, entry=found.entry)
@@ -167,9 +148,10 @@ class Answers:
 
     async def stale(self, question: Question) -> Entry | None:
         """An answer whose time is up, for when no backend gives another, as far as the rules allow it."""
+        if not cacheability.may_read(question.view, question.rules, question.controls).exact:
+            return None
         known = self.memory.get(question.key)
-        late = 0.0 if known is None else time.time() - known.expires
-        if known is None or late > question.rules.stale_if_error or question.controls.max_age is not None:
+        if known is None or not 0 <= time.time() - known.expires <= question.rules.stale_if_error:
             return None
         found, _ = await self._safely(question.key, replace(question, rules=_patient(question.rules)))
         return found.entry if found is not None else None
@@ -179,6 +161,10 @@ class Answers:
         if self.semantic is None or question.view.question is None:
             return None
         return self.semantic.neighbours(question.scope, question.view.question)
+
+    def denies(self, question: Question, key: bytes) -> bool:
+        """Whether that answer was reported wrong for this question."""
+        return (question.key, key) in self._denied
 
     async def settled(self) -> None:
         """Return when what was remembered so far is written."""
@@ -239,7 +225,7 @@ class Answers:
         if len(self._described) > 100_000:
             self._described.clear()
         self._described.add(question.scope)
-        self._background(self._safely_run("store", self.store.describe, Shape(question.scope, parts())))
+        self.writer.describe(Shape(question.scope, parts()))
 
     def forget(self, found: list[tuple[bytes, float]]) -> None:
         """Forget entries here and wherever the store is shared."""
@@ -255,9 +241,9 @@ class Answers:
         """Never again serve an entry to the question with the key `asked`."""
         self._denied.add((asked, entry))
 
-    async def reading(self, call: Any, *arguments: Any) -> Any:
-        """The result of a blocking call of the store, made from a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._reader, call, *arguments)
+    async def aside(self, call: Any, *arguments: Any) -> Any:
+        """The result of a blocking call of the store, made from a thread that no lookup waits for."""
+        return await asyncio.get_running_loop().run_in_executor(self._side, call, *arguments)
 
     async def _lookup_semantic(self, question: Question) -> Lookup:
         semantic, text = self.semantic, question.view.question
@@ -266,7 +252,8 @@ class Answers:
             return Lookup("miss", "first-in-scope")
         future = semantic.neighbours(question.scope, text)
         try:
-            similarity.prepare(text)  # while another thread encodes it
+            if len(text) <= similarity.LONGEST:
+                similarity.prepare(text)  # while another thread encodes it
             async with asyncio.timeout(self._deadline):
                 # Shielded: past the deadline the vector is still wanted for storing the answer.
                 neighbours = await asyncio.shield(future)
@@ -290,7 +277,7 @@ class Answers:
         threshold = max(question.rules.threshold, question.controls.threshold or 0.0)
         considered = []
         for key, cosine in neighbours.nearest:
-            found, _ = await self._fetch(key, question)
+            found, _ = await self._safely(key, question)
             if found is not None and found.wording is not None:
                 objection = self._objection(question, text, found) if cosine >= threshold else "below-threshold"
                 considered.append((found.entry, found.wording, cosine, objection))
@@ -304,7 +291,7 @@ class Answers:
             near_enough = cosine >= threshold
             if not near_enough and (lookup.near is not None or cosine < threshold - question.rules.grey):
                 break
-            found, unfit = await self._fetch(key, question)
+            found, unfit = await self._safely(key, question)
             if found is None or found.wording is None or found.entry.scope != question.scope:
                 refused = unfit
             else:
@@ -322,7 +309,7 @@ class Answers:
     def _objection(self, question: Question, text: str, found: Found) -> str:
         """What speaks against giving this question that entry's answer; empty if nothing does."""
         wording = found.wording or ""
-        if (question.key, found.entry.key) in self._denied:
+        if self.denies(question, found.entry.key):
             return "veto-reported"
         if veto := similarity.veto(text, wording):
             return f"veto-{veto}"
@@ -331,11 +318,18 @@ class Answers:
         return ""
 
     async def _safely(self, key: bytes, question: Question) -> tuple[Found | None, str]:
+        """An entry or the reason why not, within the deadline and without an exception."""
         try:
-            return await self._fetch(key, question)
+            async with asyncio.timeout(self._deadline):
+                return await self._fetch(key, question)
+        except TimeoutError:
+            return None, "deadline"
+        except BrokenRow:
+            self.fault("store")
+            self._forget([key])
         except Exception:
             self.fault("store")
-            return None, "fault"
+        return None, "fault"
 
     async def _fetch(self, key: bytes, question: Question) -> tuple[Found | None, str]:
         """An entry that this request may have, or None and why not."""
@@ -356,7 +350,7 @@ class Answers:
             return None, "usage-unknown"  # the client waits for a usage chunk that we could only invent
         entry = self.memory.body(key)
         if entry is None:
-            entry = await self.reading(self.store.get, key)
+            entry = await asyncio.get_running_loop().run_in_executor(self._reader, self.store.get, key)
             if self.memory.get(key) is not known:
                 return None, "changed"  # replaced or evicted while we read
             if entry is None or entry.created < known.created:
@@ -368,11 +362,19 @@ class Answers:
         known.used = now
         if entry.target is None:
             return Found(entry, entry.question, alias=False, stale=late >= 0), ""
-        found, unfit = await self._fetch(entry.target, question)
-        if found is None or found.alias:
-            self._forget([key])  # what it stood for is gone
+        return await self._fetch_target(entry, question)
+
+    async def _fetch_target(self, alias: Entry, question: Question) -> tuple[Found | None, str]:
+        """What an alias stands for, if it is still the very answer that it was found to share."""
+        assert alias.target is not None
+        if (alias.key, alias.target) in self._denied:
+            return None, "veto-reported"
+        found, unfit = await self._fetch(alias.target, question)
+        known = self.memory.get(alias.target)
+        if known is None or known.created > alias.created or (found is not None and found.alias):
+            self._forget([alias.key])
             return None, unfit or "lost"
-        return Found(found.entry, entry.question, alias=True), ""
+        return (None, unfit) if found is None else (Found(found.entry, alias.question, alias=True), "")
 
     def keep(self, entry: Entry) -> None:
         """Take an entry in: findable now, durable soon."""
@@ -441,12 +443,6 @@ class Answers:
             return
         assert self.semantic is not None
         self.writer.put_vector(Vector(entry.key, entry.scope, entry.created, self.semantic.fingerprint, packed or b""))
-
-    async def _safely_run(self, part: str, call: Any, *arguments: Any) -> None:
-        try:
-            await self.reading(call, *arguments)
-        except Exception:
-            self.fault(part)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -47,8 +47,13 @@ class Asking:
         """Whether something is being asked in this scope."""
         return any(asked.under_way() for asked in self._asked.get(scope, ()))
 
-    async def nearest(self, question: Question, shape: object, vector: Vector) -> Key | None:
-        """The flight of the nearest question that may share its answer and wants it in the same shape."""
+    async def nearest(
+        self, question: Question, shape: object, vector: Vector, denies: Callable[[bytes], bool]
+    ) -> Key | None:
+        """The flight of the nearest question that may share its answer and wants it in the same shape.
+
+        `denies(key)`: whether the answer under that key was reported wrong for this question.
+        """
         text = question.view.question
         asked = _living(self._asked.get(question.scope, []))
         if not asked or text is None:
@@ -62,7 +67,7 @@ class Asking:
         threshold = max(question.rules.threshold, question.controls.threshold or 0.0)
         best: tuple[float, Key] | None = None
         for other in asked:
-            if other.flight[1] != shape or not _is_made(other.vector):
+            if other.flight[1] != shape or not _is_made(other.vector) or denies(other.flight[0]):
                 continue
             theirs = other.vector.result()
             assert mine is not None and theirs is not None

@@ -27,7 +27,7 @@ class Control:
         """Forget entries, here and wherever the store is shared: how many, and how many bytes of answers."""
         answers = self._answers
         await answers.settled()
-        found = await answers.reading(answers.store.find, selector)
+        found = await answers.aside(answers.store.find, selector)
         if not dry_run:
             answers.forget([(key, created) for key, created, _ in found])
             await answers.settled()
@@ -40,8 +40,8 @@ class Control:
         """
         answers = self._answers
         await answers.settled()
-        found = [key for key, _, _ in await answers.reading(answers.store.find, Selector(entry=entry))]
-        stored = [one for key in found if (one := await answers.reading(answers.store.get, key)) is not None]
+        found = [key for key, _, _ in await answers.aside(answers.store.find, Selector(entry=entry))]
+        stored = [one for key in found if (one := await answers.aside(answers.store.get, key)) is not None]
         targets = [one for one in stored if one.target is None]
         if len(targets) != 1:
             raise LookupError(f"{len(targets)} entries begin with {entry!r}")
@@ -51,7 +51,7 @@ class Control:
             return {"entry": _id(bad.key), "removed": True, "denied": False}
         asked = key_digest(bad.scope, question)
         answers.deny(asked, bad.key)
-        await answers.reading(answers.store.deny, asked, bad.key)
+        await answers.aside(answers.store.deny, asked, bad.key)
         if any(one.key == asked for one in stored):  # it had become an alias
             await self.purge(Selector(entry=asked.hex()))
         return {"entry": _id(bad.key), "removed": False, "denied": True}
@@ -60,7 +60,7 @@ class Control:
         """What is stored, and what of it is in memory."""
         answers = self._answers
         await answers.settled()
-        stored = await answers.reading(answers.store.statistics)
+        stored = await answers.aside(answers.store.statistics)
         semantic = answers.semantic
         return {
             **stored,
@@ -72,7 +72,7 @@ class Control:
 
     async def explain(self, body: bytes, headers: dict[str, str], tenant: Tenant) -> dict[str, Any]:
         """What a chat completion request would find in the cache, and why. Raises what the request would raise."""
-        _, _, question, scope = self._pipeline.understood(headers, body, "", tenant)
+        _, question, scope, _ = self._pipeline.understood(headers, body, "", tenant)
         answers = self._answers
         lookup = await answers.lookup(question)
         readable = cacheability.may_read(question.view, question.rules, question.controls)
@@ -104,8 +104,8 @@ class Control:
         if text is None:
             return []
         mine, found = scope.parts(), []
-        for key, other, created in await answers.reading(answers.store.elsewhere, question.scope, text, ELSEWHERE):
-            theirs = await answers.reading(answers.store.described, other)
+        for key, other, created in await answers.aside(answers.store.elsewhere, question.scope, text, ELSEWHERE):
+            theirs = await answers.aside(answers.store.described, other)
             differing = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
             found.append({"entry": _id(key), "age": round(time.time() - created, 1), "differs": differing})
         return found

@@ -40,7 +40,8 @@ class Batch:
 
 def inputs_of(body: object) -> list[Any] | None:
     """The inputs of a request; None if it is not one that could be taken apart."""
-    if not isinstance(body, dict) or not isinstance(body.get("model"), str):
+    model = body.get("model") if isinstance(body, dict) else None
+    if not isinstance(body, dict) or not isinstance(model, str) or not model.isprintable():
         return None
     value = body.get("input")
     if isinstance(value, str):
@@ -79,7 +80,8 @@ async def known(answers: Answers, asked: Batch) -> list[bytes | None]:
     found: list[bytes | None] = []
     for question in asked.questions:
         lookup = await answers.lookup(question)
-        found.append(lookup.entry.body if lookup.entry is not None else None)
+        fresh = lookup.entry is not None and lookup.tier == "exact"
+        found.append(lookup.entry.body if fresh and lookup.entry is not None else None)
     return found
 
 
@@ -96,13 +98,13 @@ def computed(reply: bytes, count: int) -> tuple[dict[str, Any], list[bytes]] | N
     """A backend's answer without its data, and the embeddings as JSON in the order of the inputs; None if unfit."""
     try:
         answer = orjson.loads(reply)
-        rows = {row["index"]: orjson.dumps(row["embedding"]) for row in answer["data"]}
+        rows = {row["index"]: row["embedding"] for row in answer["data"]}
         ordered = [rows[place] for place in range(count)]
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return None
-    if len(answer["data"]) != count or not all(len(row) > 2 for row in ordered):
+    if len(answer["data"]) != count or not all(isinstance(row, list | str) and row for row in ordered):
         return None
-    return {name: value for name, value in answer.items() if name != "data"}, ordered
+    return {name: value for name, value in answer.items() if name != "data"}, list(map(orjson.dumps, ordered))
 
 
 def remember(answers: Answers, asked: Batch, places: Sequence[int], bodies: Sequence[bytes], backend: str) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gateway.cache.answers import Answers
 
 FOLLOW_SECONDS = 0.2
+TIDY_SECONDS = 3600.0
 REPORTS_EVERY = 25
 """Reports of wrong answers are rare: in every this many-th round they are read."""
 
@@ -29,7 +30,7 @@ class Feed:
 
     async def begin(self) -> None:
         """Note where the store stands; to be called before it is read. May raise."""
-        self._followed = await self._answers.reading(self._answers.store.last)
+        self._followed = await self._answers.aside(self._answers.store.last)
 
     async def follow(self) -> None:
         """Learn what other processes have stored and purged, for ever."""
@@ -38,7 +39,7 @@ class Feed:
             try:
                 await self.catch_up()
                 if round % REPORTS_EVERY == 0:
-                    self._answers.deny_again(set(await self._answers.reading(self._answers.store.denied)))
+                    self._answers.deny_again(set(await self._answers.aside(self._answers.store.denied)))
             except Exception:
                 self._answers.fault("store")
 
@@ -49,26 +50,40 @@ class Feed:
             await self._vectors()
             await self._removals()
 
+    async def tidy(self) -> None:
+        """Drop what belongs to no entry any more, now and then."""
+        while True:
+            try:
+                await self._answers.aside(self._answers.store.tidy)
+            except Exception:
+                self._answers.fault("store")
+            await asyncio.sleep(TIDY_SECONDS)
+
     async def embed_the_rest(self) -> None:
         """Vectors for entries without one by this encoder: it was changed, or the process died before it was done."""
         answers, semantic = self._answers, self._answers.semantic
         if semantic is None:
             return
         try:
-            while rest := await answers.reading(answers.store.unembedded, semantic.fingerprint, 64):
+            unknown: set[bytes] = set()  # evicted meanwhile, or another process' that we have not heard of
+            while True:
+                rest = await answers.aside(answers.store.unembedded, semantic.fingerprint, 64 + len(unknown))
+                rest = [row for row in rest if row[0] not in unknown]
                 for key, scope, created, text in rest:
-                    if not answers.is_current(key, created):
-                        answers.writer.delete([(key, created)])
-                        continue
-                    packed = await semantic.add(scope, key, text, None)
-                    answers.writer.put_vector(Vector(key, scope, created, semantic.fingerprint, packed or b""))
+                    if answers.is_current(key, created):
+                        packed = await semantic.add(scope, key, text, None)
+                        answers.writer.put_vector(Vector(key, scope, created, semantic.fingerprint, packed or b""))
+                    else:
+                        unknown.add(key)
+                if not rest:
+                    return
                 await answers.settled()
         except Exception:
             answers.fault("index")
 
     async def _entries(self) -> None:
         answers, (known, vectors, removals) = self._answers, self._followed
-        for row in await answers.reading(_listed, answers.store.rows, known):
+        for row in await answers.aside(_listed, answers.store.rows, known):
             known = row.number
             mine = answers.memory.get(row.key)
             if row.known.kept_until > time.time() and (mine is None or mine.created < row.known.created):
@@ -80,7 +95,7 @@ class Feed:
         answers, semantic, (known, vectors, removals) = self._answers, self._answers.semantic, self._followed
         if semantic is None:
             return
-        for number, vector in await answers.reading(_listed, answers.store.vectors, semantic.fingerprint, vectors):
+        for number, vector in await answers.aside(_listed, answers.store.vectors, semantic.fingerprint, vectors):
             vectors = number
             if vector.packed and answers.is_current(vector.key, vector.created):
                 answers.ignore(semantic.add(vector.scope, vector.key, "", vector.packed))
@@ -88,7 +103,7 @@ class Feed:
 
     async def _removals(self) -> None:
         answers, (known, vectors, removals) = self._answers, self._followed
-        for number, key, created in await answers.reading(answers.store.removed, removals):
+        for number, key, created in await answers.aside(answers.store.removed, removals):
             removals = number
             if answers.is_current(key, created):
                 answers.memory.remove(key)

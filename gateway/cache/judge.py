@@ -16,8 +16,9 @@ from typing import Any
 import orjson
 
 from backends.dialects.openai_chat import answer_from_json, view
-from gateway.cache.answers import Answers, Lookup
+from gateway.cache.answers import Answers
 from gateway.cache.key import Scope, key_digest
+from gateway.cache.lookup import Lookup
 from gateway.cache.question import Question
 from gateway.cache.semantic import Semantic
 from gateway.metrics import Metrics

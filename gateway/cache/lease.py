@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncGenerator
 
@@ -15,7 +14,7 @@ from gateway.stores.contract import Entry
 LEASE_SECONDS = 60.0
 """After this time a process that has not said that it is done counts as dead."""
 PATIENCE = 10.0
-"""Longer than this nobody waits for another process: it might not get an answer that may be kept."""
+"""Longer than this nobody waits for another's answer: it might not be one that may be kept."""
 POLL_SECONDS = 0.1
 
 
@@ -24,52 +23,64 @@ class Leases:
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
-        self._holder = f"{os.getpid()}-{new_id()}"
         self._releasing: set[asyncio.Task[None]] = set()
 
-    async def acquire(self, question: Question) -> Entry | None:
-        """Wait for our turn to compute an answer; or the answer, if another process has got it meanwhile."""
+    async def acquire(self, question: Question) -> tuple[str, Entry | None]:
+        """Wait for our turn to compute an answer; or the answer, if another process has got it meanwhile.
+
+        The string stands for our turn and goes to `release`; it is empty where there is none.
+        """
         answers = self._answers
         if not answers.shared or question.controls.no_cache:
-            return None
-        deadline = time.monotonic() + PATIENCE
+            return "", None
+        holder, deadline, ours = new_id(), time.monotonic() + PATIENCE, False
         try:
             while time.monotonic() < deadline:
-                ours = await answers.reading(answers.store.lease, question.key, self._holder, LEASE_SECONDS)
+                ours = await answers.aside(answers.store.lease, question.key, holder, LEASE_SECONDS)
                 await answers.feed.catch_up()
                 if (entry := await answers.again(question)) is not None:
-                    if ours:
-                        self.release(question)
-                    return entry
+                    self.release(question, holder)
+                    return "", entry
                 if ours:
-                    return None
+                    return holder, None
                 await asyncio.sleep(POLL_SECONDS)
         except Exception:  # without a lease an answer may be computed twice; that is no reason to give none
             answers.fault("lease")
-        return None
+        except BaseException:  # the client has left
+            self.release(question, holder)
+            raise
+        return holder if ours else "", None
 
-    def while_read(self, question: Question, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    def while_read(
+        self, question: Question, holder: str, chunks: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
         """The same body; when it ends, others may go on."""
-        return self._until_read(question, chunks) if self._answers.shared else chunks
+        return self._until_read(question, holder, chunks) if holder else chunks
 
-    async def _until_read(self, question: Question, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async def _until_read(
+        self, question: Question, holder: str, chunks: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
         try:
             async for chunk in chunks:
                 yield chunk
         finally:
             await chunks.aclose()
-            self.release(question)
+            self.release(question, holder)
 
-    def release(self, question: Question) -> None:
+    def release(self, question: Question, holder: str) -> None:
         """Let others go on: the answer is stored, or there will be none."""
-        if self._answers.shared:
-            task = asyncio.create_task(self._give_back(question.key))
+        if holder:
+            task = asyncio.create_task(self._give_back(question.key, holder))
             self._releasing.add(task)
             task.add_done_callback(self._releasing.discard)
 
-    async def _give_back(self, key: bytes) -> None:
+    async def close(self) -> None:
+        """Give back what is still held."""
+        await asyncio.gather(*self._releasing)
+
+    async def _give_back(self, key: bytes, holder: str) -> None:
         try:
             await self._answers.settled()  # whoever waits looks into the store next
-            await self._answers.reading(self._answers.store.release, key, self._holder)
+            await self._answers.aside(self._answers.store.release, key, holder)
         except Exception:
             self._answers.fault("lease")

@@ -59,7 +59,7 @@ class Memory:
         """Keep a body at hand."""
         self._cool(entry.key)
         self._hot[entry.key] = entry
-        self._hot_bytes += len(entry.body) + OVERHEAD
+        self._hot_bytes += _weight(entry)
         while self._hot_bytes > HOT_BYTES and len(self._hot) > 1:
             self._cool(next(iter(self._hot)))
 
@@ -99,7 +99,11 @@ class Memory:
     def _cool(self, key: bytes) -> None:
         old = self._hot.pop(key, None)
         if old is not None:
-            self._hot_bytes -= len(old.body) + OVERHEAD
+            self._hot_bytes -= _weight(old)
+
+
+def _weight(entry: Entry) -> int:
+    return len(entry.body) + len(entry.question or "") + OVERHEAD
 
 
 def _burden(known: Known, now: float) -> float:

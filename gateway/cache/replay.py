@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from backends.dialects import openai_chat
-from gateway.cache.answers import Lookup
+from gateway.cache.lookup import Lookup
 from gateway.cache.question import Question
 from gateway.exchange import Served
 from gateway.logs import new_id

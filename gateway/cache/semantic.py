@@ -20,6 +20,18 @@ from gateway.stores.contract import Vector
 
 CANDIDATES = 5
 PIECE = 10_000
+MARGIN = 0.1
+UNRELATED = (
+    "How do I bake bread?",
+    "What is the best way to learn chess?",
+    "Who invented the telephone?",
+    "Which visa do I need for Japan?",
+    "Why is my laptop so slow?",
+    "What does a notary cost?",
+    "How tall is Mount Everest?",
+    "Can dogs eat grapes?",
+)
+"""Questions that share no answer: an encoder that puts them close together needs a higher threshold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +127,26 @@ class Semantic:
         while some := await self._batcher.run(lambda: list(islice(rest, PIECE))):
             await self._batcher.run(partial(put, some))
 
-    async def warm(self) -> None:
-        """One encoding before the first request, since a first pass through a model is slow."""
-        await self._batcher.encode_then("What is this?", lambda vector: None)
-
     def close(self) -> None:
         self._batcher.close()
 
 
-def load(config: EmbedderConfig) -> Semantic:
-    """The semantic tier over the configured encoder; takes seconds. Raises ImportError or `EncoderNotFound`."""
-    return Semantic(Batcher(build(config)))
+class TooNear(ValueError):
+    """An encoder that cannot be used with a threshold; the text says why."""
+
+
+def load(config: EmbedderConfig, threshold: float) -> Semantic:
+    """The semantic tier over the configured encoder; takes seconds.
+
+    Raises ImportError, `EncoderNotFound`, or `TooNear` where the encoder puts unrelated questions so close together
+    that the threshold tells nothing.
+    """
+    encoder = build(config)
+    made = encoder.encode(UNRELATED)
+    nearest = float((made @ made.T)[~numpy.eye(len(made), dtype=bool)].max())
+    if nearest + MARGIN > threshold:
+        raise TooNear(
+            f"the embedding model puts unrelated questions at a cosine of {nearest:.2f}, too near for "
+            f"cache.semantic.threshold {threshold:g}; with this model it must be over {nearest + MARGIN:.2f}"
+        )
+    return Semantic(Batcher(encoder))

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
+class BrokenRow(Exception):
+    """What a store holds is not what was written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A stored answer. Times are seconds since the epoch.
@@ -152,6 +156,10 @@ class AnswerStore(Protocol):
 
     def describe(self, shape: Shape) -> None:
         """Keep what a scope is made of, to explain misses."""
+        ...
+
+    def tidy(self) -> None:
+        """Drop what belongs to no entry any more."""
         ...
 
     def described(self, scope: bytes) -> dict[str, str]: ...

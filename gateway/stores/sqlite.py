@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gateway.stores.contract import Entry, Known, Row, Selector, Shape, Vector
+from gateway.stores.contract import BrokenRow, Entry, Known, Row, Selector, Shape, Vector
 
 SCHEMA_VERSION = 3
 _TABLES = ("answers", "vectors", "removals", "scopes", "denials", "leases")
@@ -47,12 +47,8 @@ REMEMBER_REMOVALS = 3600.0
 """Seconds that removals are told to others; whoever was away longer reads everything anew."""
 
 
-class BrokenRow(Exception):
-    """A row that is not what was written."""
-
-
 class SQLiteAnswers:
-    """An `AnswerStore` in a file. Thread-safe: one connection for reading, one for writing, each behind a lock."""
+    """An `AnswerStore` in a file. Thread-safe: connections for single rows, scans and writing, each behind a lock."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,6 +59,8 @@ class SQLiteAnswers:
             self._writer.executescript("".join(f"DROP TABLE IF EXISTS {table};" for table in _TABLES))
         self._writer.executescript(_SCHEMA + f"PRAGMA user_version = {SCHEMA_VERSION};")
         self._reader, self._read_lock = _connect(path), threading.Lock()
+        self._scanner, self._scan_lock = _connect(path), threading.Lock()
+        """For whatever reads many rows: a lookup does not wait for it."""
 
     def rows(self, after: int = 0) -> Iterator[Row]:
         query = (
@@ -101,6 +99,7 @@ class SQLiteAnswers:
         return Entry(**{**fields, "tags": tuple(orjson.loads(fields["tags"]))})
 
     def put(self, entries: Sequence[Entry]) -> None:
+        entries = list({entry.key: entry for entry in entries}.values())  # of several under one key the last
         rows = [
             (e.key, e.scope, e.tenant, e.surface, e.model, e.backend, e.question, e.body, e.has_usage, e.created,
              e.expires, e.cost, e.stale_until, orjson.dumps(e.tags).decode(), e.target, e.embeds, _seal(e.key, e.body))
@@ -165,6 +164,12 @@ class SQLiteAnswers:
         with self._write_lock, self._writer:
             self._writer.execute("INSERT OR IGNORE INTO scopes VALUES (?, ?)", (shape.scope, orjson.dumps(shape.parts)))
 
+    def tidy(self) -> None:
+        with self._write_lock, self._writer:
+            self._writer.execute("DELETE FROM scopes WHERE scope NOT IN (SELECT scope FROM answers)")
+            self._writer.execute("DELETE FROM denials WHERE entry NOT IN (SELECT key FROM answers)")
+            self._writer.execute("DELETE FROM leases WHERE until < ?", (time.time(),))
+
     def described(self, scope: bytes) -> dict[str, str]:
         row = next(self._rows("SELECT parts FROM scopes WHERE scope = ?", scope), None)
         parts: dict[str, str] = orjson.loads(row[0]) if row is not None else {}
@@ -202,18 +207,19 @@ class SQLiteAnswers:
             self._writer.executemany(_DELETE.format(table), keys)
 
     def close(self) -> None:
-        with self._read_lock, self._write_lock:
+        with self._read_lock, self._scan_lock, self._write_lock:
             self._reader.close()
+            self._scanner.close()
             self._writer.close()
 
     def _rows(self, query: str, *parameters: object) -> Iterator[tuple[Any, ...]]:
         """All rows of a query, fetched in pieces so that a large table neither fills memory nor holds the lock."""
-        with self._read_lock:
-            cursor = self._reader.execute(query, parameters)
+        with self._scan_lock:
+            cursor = self._scanner.execute(query, parameters)
             rows = cursor.fetchmany(1000)
         while rows:
             yield from rows
-            with self._read_lock:
+            with self._scan_lock:
                 rows = cursor.fetchmany(1000)
 
 

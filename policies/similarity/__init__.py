@@ -15,8 +15,8 @@ from policies.similarity import form, polarity, roles, wording
 from policies.similarity.quantities import scan
 from policies.similarity.text import Reading, fold, normal, read
 
-ANSWER_LIMIT = 4_000
-"""Longer answers (in characters) are the same only letter by letter."""
+LONGEST = 4_000
+"""Longer texts (in characters) are the same only letter by letter."""
 Guard = Callable[[Reading, Reading], bool]
 GUARDS: tuple[tuple[str, Guard], ...] = (
     ("numbers", wording.other_numbers),
@@ -31,6 +31,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
     ("order", roles.exchanged),
     ("role", roles.other_role),
     ("language", wording.foreign),
+    ("passage", wording.other_task),
     ("names", wording.other_names),
     ("scope", wording.added),
     ("word", wording.substituted),
@@ -49,6 +50,8 @@ def veto(question: str, other: str) -> str:
     """The name of the first guard that keeps these two questions apart, or empty; about 0.2 ms for new texts."""
     if question == other:
         return ""
+    if max(len(question), len(other)) > LONGEST:
+        return "length"
     ours, theirs = read(question), read(other)
     return next((name for name, differs in GUARDS if differs(ours, theirs)), "")
 
@@ -72,7 +75,7 @@ def agree(answer: str, other: str) -> bool:
     """Whether two answers say the same: the same numbers and names, nothing denied, and nearly the same words."""
     if answer.split() == other.split():
         return True
-    if max(len(answer), len(other)) > ANSWER_LIMIT:
+    if max(len(answer), len(other)) > LONGEST:
         return False
     ours, theirs = read(answer), read(other)
     if ours.quantities != theirs.quantities or ours.names != theirs.names or ours.symbols != theirs.symbols:

@@ -8,6 +8,8 @@ from policies.similarity.lexicon import misspelt
 from policies.similarity.quantities import is_unit
 from policies.similarity.text import Reading, fold
 
+PASSAGE = 15
+"""So many words in a row that two texts share are a passage that both are about."""
 _DAYS = "monday tuesday wednesday thursday friday saturday sunday"
 _MONTHS = "january february march april may june july august september october november december"
 _OTHERS = (
@@ -110,6 +112,16 @@ def substituted(a: Reading, b: Reading) -> bool:
     """Whether they are the same but for one word."""
     left, right = residue(a, b)
     return len(left) == len(right) == 1
+
+
+def other_task(a: Reading, b: Reading) -> bool:
+    """Whether they want something else of the same passage: its words outweigh those that make the question."""
+    if not any(residue(a, b)):
+        return False
+    ours, theirs = (
+        {reading.words[at : at + PASSAGE] for at in range(len(reading.words) - PASSAGE + 1)} for reading in (a, b)
+    )
+    return not ours.isdisjoint(theirs)
 
 
 def foreign(a: Reading, b: Reading) -> bool:

@@ -276,7 +276,6 @@ async def test_a_broken_encoder_is_a_miss_and_answers_are_still_kept(tmp_path: P
     async with opened(tmp_path, encoder) as answers:
         await remember(answers, question("What is the capital of France?"), "Paris")
         assert answers.semantic is not None
-        await answers.semantic.warm()
 
         def fail(texts: Any) -> Any:
             raise RuntimeError("broken")

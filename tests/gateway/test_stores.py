@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.stores.contract import AnswerStore, Entry, Selector, Shape, Vector
-from gateway.stores.sqlite import BrokenRow, SQLiteAnswers
+from gateway.stores.contract import AnswerStore, BrokenRow, Entry, Selector, Shape, Vector
+from gateway.stores.sqlite import SQLiteAnswers
 
 ENTRY = Entry(b"k1", b"s1", "t", "openai-chat", "m", "b", "q?", b'{"a":1}', True, 100.0, 200.0, 7.5, 300.0, ("x", "y"))
 VECTOR = Vector(b"k1", b"s1", 100.0, "e1", b"\0\1\2\3")
@@ -166,7 +166,7 @@ def test_many_rows_are_read_in_pieces_while_others_are_written(store: AnswerStor
 def test_what_was_put_survives_a_killed_process(tmp_path: Path) -> None:
     path = tmp_path / "answers.sqlite"
     code = (
-        "import os, sys; from pathlib import Path; from gateway.stores.sqlite import BrokenRow, SQLiteAnswers;"
+        "import os, sys; from pathlib import Path; from gateway.stores.sqlite import SQLiteAnswers;"
         "from tests.gateway.test_stores import ENTRY;"
         f"SQLiteAnswers(Path({str(path)!r})).put([ENTRY]); os.kill(os.getpid(), 9)"
     )

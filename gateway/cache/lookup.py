@@ -1,0 +1,37 @@
+"""What a lookup in the answer cache found."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from gateway.stores.contract import Entry
+
+if TYPE_CHECKING:  # numpy and faiss are not there where only exact answers are served
+    from gateway.cache.semantic import Neighbours
+
+Tier = Literal["exact", "semantic", "alias", "stale", "miss", "bypass"]
+
+
+@dataclass(slots=True)
+class Lookup:
+    """What a lookup found, or why it found nothing. `neighbours` holds the question's vector for storing the answer."""
+
+    tier: Tier
+    reason: str = ""
+    entry: Entry | None = None
+    similarity: float | None = None
+    neighbours: asyncio.Future[Neighbours | None] | None = field(default=None, repr=False)
+    near: bytes | None = None
+    """The key of a neighbour that was just not near enough: the same answer would make this question its alias."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An entry that may be served. `wording` is what its answer was found under: an alias' own question."""
+
+    entry: Entry
+    wording: str | None
+    alias: bool
+    stale: bool = False
