@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from policies.similarity.lexicon import misspelt
 from policies.similarity.quantities import is_unit
-from policies.similarity.text import Reading, fold
+from policies.similarity.text import Reading, fold, meaning, says_nothing
 
 PASSAGE = 15
 """So many words in a row that two texts share are a passage that both are about."""
@@ -115,13 +115,25 @@ def substituted(a: Reading, b: Reading) -> bool:
 
 
 def other_task(a: Reading, b: Reading) -> bool:
-    """Whether they want something else of the same passage: its words outweigh those that make the question."""
-    if not any(residue(a, b)):
+    """Whether they want something else of the same passage, whose words outweigh those that make the question."""
+    if min(len(a.words), len(b.words)) < PASSAGE:
         return False
-    ours, theirs = (
-        {reading.words[at : at + PASSAGE] for at in range(len(reading.words) - PASSAGE + 1)} for reading in (a, b)
-    )
-    return not ours.isdisjoint(theirs)
+    ours, theirs = _runs(a), _runs(b)
+    shared = ours.keys() & theirs.keys()
+    if not shared:
+        return False
+    tasks = []
+    for reading, runs in ((a, ours), (b, theirs)):
+        passage = {place for run in shared for place in range(runs[run], runs[run] + PASSAGE)}
+        rest = [word for place, word in enumerate(reading.words) if place not in passage and not word.startswith("#")]
+        tasks.append({meaning(word) for word in rest if not says_nothing(word)})
+    return tasks[0] != tasks[1]
+
+
+def _runs(reading: Reading) -> dict[tuple[str, ...], int]:
+    """Every run of `PASSAGE` words, with its place."""
+    words = reading.words
+    return {words[place : place + PASSAGE]: place for place in range(len(words) - PASSAGE + 1)}
 
 
 def foreign(a: Reading, b: Reading) -> bool:

@@ -81,7 +81,26 @@ def test_a_remote_encoder_sends_its_key_and_keeps_the_order(
     upstream.app.scripts = [Script(raw=b'{"data":[{"index":0,"embedding":[3,0]}]}')]
     with pytest.raises(ValueError, match="1 embeddings for 2 texts"):
         encoder.encode(["a", "b"])
-    assert not encoder.fits("x" * 5000)
+    assert not encoder.fits("x" * 5000) and not encoder.fits("字" * 500) and encoder.fits("What is it?")
+    for broken in (b"[null, 1]", b"[0, 0]", b"[1e999, 0]"):
+        upstream.app.scripts = [Script(raw=b'{"data":[{"index":0,"embedding":' + broken + b"}]}")]
+        with pytest.raises(ValueError):
+            encoder.encode(["a"])
+
+
+def test_another_model_behind_the_same_name_is_another_encoder(upstream: FakeServer) -> None:
+    def fingerprint(vector: bytes) -> str:
+        upstream.app.scripts = [Script(raw=b'{"data":[{"index":0,"embedding":' + vector + b"}]}")]
+        return RemoteEncoder(upstream.url, "m").fingerprint
+
+    assert fingerprint(b"[1, 2, -3]") == fingerprint(b"[1, 2.01, -3]") != fingerprint(b"[1, -2, 3]")
+
+
+@pytest.mark.parametrize("fields", [{"url": "http://x/v1", "onnx": INT8}, {"key": "env:X"},
+                                    {"url": "http://x/v1", "key": "env:NOT_SET_ANYWHERE"}])  # fmt: skip
+def test_an_encoder_that_makes_no_sense_is_refused(fields: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"either|only with|is not set"):
+        EmbedderConfig(**fields)
 
 
 @pytest.mark.parametrize(

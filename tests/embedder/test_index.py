@@ -70,6 +70,16 @@ def test_an_emptied_scope_costs_nothing_and_can_be_filled_again() -> None:
         assert "s" not in index and index.search("s", unit(1), 1) == []
 
 
+def test_what_has_no_direction_is_near_to_nothing() -> None:
+    index = ScopedIndex(DIMENSIONS)
+    index.add("s", ["zero"], pack(np.zeros((1, DIMENSIONS), np.float32)))
+    index.add("s", ["broken"], [b"\x7f" * DIMENSIONS + np.float32(np.inf).tobytes()])
+    assert all(cosine <= 0 for _, cosine in index.search("s", unit(1), 5))
+    index.add("s", ["good"], packed(1))
+    assert index.search("s", unit(1), 5)[0][0] == "good"
+    assert all(cosine <= 0 for _, cosine in index.search("s", unit(1) * np.float32(np.nan), 5))
+
+
 def test_a_vector_of_another_size_is_refused() -> None:
     index = ScopedIndex(DIMENSIONS)
     with pytest.raises(ValueError, match="64 dimensions has 68 bytes"):

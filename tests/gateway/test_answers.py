@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -288,3 +289,170 @@ async def test_a_broken_encoder_is_a_miss_and_answers_are_still_kept(tmp_path: P
             assert (await text_of(answers, other))[0] == "exact"
         finally:
             del encoder.encode
+
+
+async def test_a_reported_or_refreshed_answer_is_not_served_through_its_alias(
+    tmp_path: Path, encoder: SentenceEncoder
+) -> None:
+    strict = replace(RULES, threshold=0.99, grey=0.5)
+    old, other = (
+        question("What is the capital of France?", rules=strict),
+        question("France, its capital?", rules=strict),
+    )
+    async with opened(tmp_path, encoder) as answers:
+        await remember(answers, old, "Paris is the capital of France.")
+        found = await answers.lookup(other)
+        assert found.near == old.key
+        answers.remember(other, found, "b", 200, answer("Paris is the capital of France."))
+        await asyncio.sleep(0.1)
+        assert (await answers.lookup(other)).tier == "alias"
+        refused = replace(other, controls=Controls(max_age=0.001))
+        assert (await answers.lookup(refused)).tier == "miss"
+        assert (await answers.lookup(other)).tier == "alias", "one who wanted a fresher one took nothing from others"
+        exact = replace(other, controls=Controls(exact_only=True))
+        assert await text_of(answers, exact) == ("miss", "exact-only")
+        await answers.settled()
+    async with opened(tmp_path, encoder) as answers:
+        assert (await answers.lookup(other)).tier == "alias", "after a restart, too"
+        answers.deny(other.key, old.key)
+        assert await text_of(answers, other) == ("miss", "veto-reported")
+        answers._denied.clear()
+        answers.remember(old, await answers.lookup(old), "b", 200, answer("Lyon."))
+        assert (await answers.lookup(other)).tier == "miss", "another answer was never found to be the same"
+
+
+async def test_no_stale_answer_for_who_asked_for_none_of_ours(tmp_path: Path) -> None:
+    late = replace(RULES, ttl=0.05, stale_if_error=60.0)
+    async with opened(tmp_path) as answers:
+        asked = question("q", rules=late)
+        await remember(answers, asked, "old")
+        assert await answers.stale(asked) is None, "it is not stale yet, so there was a reason not to serve it"
+        await asyncio.sleep(0.1)
+        assert (await answers.stale(asked)) is not None
+        for controls in (Controls(no_cache=True), Controls(max_age=60.0)):
+            assert await answers.stale(replace(asked, controls=controls)) is None
+        for rules in (replace(late, exact=False), replace(late, stale_if_error=0.0), replace(late, sampling="never")):
+            assert await answers.stale(replace(asked, rules=rules)) is None
+
+
+async def test_what_the_index_finds_is_what_the_cache_has_through_eviction_and_expiry(
+    tmp_path: Path, encoder: SentenceEncoder
+) -> None:
+    async with opened(tmp_path, encoder, size=9000) as answers:
+        texts = [f"How do I repair machine {chr(65 + number)} of the {number}th plant?" for number in range(40)]
+        for text in texts:
+            await remember(answers, question(text), text)
+        assert answers.semantic is not None
+        await answers.semantic._batcher.run(lambda: None)
+        left = [text for text in texts if question(text).key in answers.memory]
+        assert 5 <= len(left) <= 9 and len(answers.semantic) == len(answers.memory) == len(left)
+        for text in texts:
+            found = await answers.lookup(question(f"please, {text}"))
+            assert (found.tier == "semantic") == (text in left), text
+        assert answers.metrics.answer_evictions._value.get() == 40 - len(left)
+        for _, known in answers.memory.items():
+            known.kept_until = known.expires = time.time() - 1
+        answers._forget(answers.memory.dead(time.time()))
+        await answers.semantic._batcher.run(lambda: None)
+        assert len(answers.semantic) == len(answers.memory) == 0
+
+
+async def test_a_miss_encodes_its_question_once(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    seen: list[str] = []
+    encode = encoder.encode
+
+    def counting(texts: Any) -> Any:
+        seen.extend(texts)
+        return encode(texts)
+
+    async with opened(tmp_path, encoder) as answers:
+        await remember(answers, question("What is the capital of France?"))
+        assert answers.semantic is not None
+        await answers.semantic._batcher.run(lambda: None)  # that one is encoded
+        encoder.encode = counting  # type: ignore[method-assign]
+        try:
+            await remember(answers, question("How do I bake bread?"))
+            assert (await answers.lookup(question("How do I bake bread?"))).tier == "exact"
+        finally:
+            del encoder.encode
+        assert seen == ["How do I bake bread?"]
+
+
+async def test_what_is_beyond_the_window_is_an_exact_hit_only(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    async with opened(tmp_path, encoder) as answers:
+        await remember(answers, question("short"))
+        long = question("word " * 300)
+        assert await text_of(answers, long) == ("miss", "beyond-window")
+        await remember(answers, long)
+        assert (await answers.lookup(long)).tier == "exact"
+        await answers.settled()
+        assert answers.semantic is not None and len(answers.semantic) == 1
+
+
+async def test_a_margin_of_zero_makes_no_aliases(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    rules = replace(RULES, threshold=0.99, grey=0.0)
+    async with opened(tmp_path, encoder) as answers:
+        await remember(answers, question("What is the capital of France?", rules=rules))
+        assert (await answers.lookup(question("Tell me the capital of France", rules=rules))).near is None
+
+
+async def test_a_broken_row_near_by_does_not_hide_its_neighbours(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    async with opened(tmp_path, encoder) as answers:
+        await remember(answers, question("What is the capital of France?"), "Paris")
+        await remember(answers, question("Which is the capital of France, please?"), "Paris!")
+    with sqlite3.connect(tmp_path / "answers.sqlite") as database:
+        broken = question("What is the capital of France?").key
+        database.execute("UPDATE answers SET body = x'00' WHERE key = ?", (broken,))
+    async with opened(tmp_path, encoder) as answers:
+        assert await text_of(answers, question("Tell me the capital of France")) == ("semantic", "Paris!")
+        assert broken not in answers.memory
+
+
+async def test_a_starting_worker_leaves_alone_what_another_one_has_just_written(
+    tmp_path: Path, encoder: SentenceEncoder
+) -> None:
+    async with opened(tmp_path, encoder) as answers:
+        theirs = SQLiteAnswers(tmp_path / "answers.sqlite")
+        asked = question("q")
+        theirs.put([Entry(asked.key, asked.scope, "t", "openai-chat", "m", "b", "q", b"{}", True, time.time(),
+                          time.time() + 60, embeds=True)])  # fmt: skip
+        await answers.feed.embed_the_rest()
+        assert theirs.get(asked.key) is not None
+        theirs.close()
+
+
+async def test_a_purge_returns_though_the_store_does_not_take_what_waits(tmp_path: Path) -> None:
+    store = Faulty(tmp_path / "a.sqlite")
+    async with opened(tmp_path, store=store) as answers:
+        await remember(answers, question("q"))
+        async with asyncio.timeout(3):
+            await answers.settled()
+            await answers.settled()
+
+
+async def test_a_slow_store_is_a_miss_within_the_deadline(tmp_path: Path) -> None:
+    class Slow(SQLiteAnswers):
+        def get(self, key: bytes) -> Entry | None:
+            time.sleep(0.5)
+            return super().get(key)
+
+    async with opened(tmp_path, store=Slow(tmp_path / "a.sqlite"), deadline=0.05) as answers:
+        await remember(answers, question("q"))
+        answers.memory.cool()
+        started = time.perf_counter()
+        assert await text_of(answers, question("q")) == ("miss", "deadline")
+        assert time.perf_counter() - started < 0.4
+
+
+async def test_scopes_without_answers_are_forgotten(tmp_path: Path) -> None:
+    async with opened(tmp_path) as answers:
+        for number in range(5):
+            asked = question("q", seed=number)
+            await remember(answers, asked)
+            answers.describe(asked, lambda: {"seed": "x"})
+        await answers.settled()
+        answers.forget([(key, known.created) for key, known in list(answers.memory.items())[1:]])
+        await answers.settled()
+        answers.store.tidy()
+        with sqlite3.connect(tmp_path / "answers.sqlite") as database:
+            assert database.execute("SELECT count(*) FROM scopes").fetchone() == (1,)

@@ -99,6 +99,39 @@ def test_two_images_never_share_a_key() -> None:
     assert image("data:image/png;base64,AAAA") != image("data:image/png;base64,AAAB")
 
 
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, {"data": "AAAB", "format": "wav"}),
+        ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, {"data": "AAAA", "format": "mp3"}),
+        ({"type": "file", "file": {"filename": "a.pdf", "file_data": "AAAA"}},
+         {"filename": "a.pdf", "file_data": "AAAB"}),
+        ({"type": "file", "file": {"file_id": "file-1"}}, {"file_id": "file-2"}),
+        ({"type": "image_url", "image_url": {"url": "https://a/1.png", "detail": "low"}},
+         {"url": "https://a/1.png", "detail": "high"}),
+    ],
+)  # fmt: skip
+def test_content_is_told_apart_by_its_bytes_not_by_its_name(part: dict[str, Any], other: dict[str, Any]) -> None:
+    def turn(content: dict[str, Any]) -> bytes:
+        parts = [{"type": "text", "text": "what is said?"}, content]
+        return key({**BASE, "messages": [{"role": "user", "content": parts}]})
+
+    kind = part["type"]
+    assert turn(part) != turn({**part, kind: other})
+    assert turn(part) == turn(dict(reversed(part.items())))
+    assert view({**BASE, "messages": [{"role": "user", "content": [part]}]}).question is None, "no semantic tier"
+
+
+def test_the_parts_of_a_scope_name_what_differs() -> None:
+    def parts(**fields: Any) -> dict[str, str]:
+        seen = view({**BASE, **fields})
+        return Scope(seen, "t", ("b", "i", "m"), {"x-team": "red"}, "", "").parts()
+
+    one, two = parts(temperature=0), parts(temperature=1, tools=[])
+    assert {name for name in one.keys() | two.keys() if one.get(name) != two.get(name)} == {"temperature", "tools"}
+    assert "header x-team" in one and all(len(value) == 16 for value in one.values()), "hashes only"
+
+
 def test_parts_cannot_be_moved_across_a_frame() -> None:
     def turn(*texts: str) -> bytes:
         return key({**BASE, "messages": [{"role": "user", "content": [{"type": "text", "text": t} for t in texts]}]})
@@ -115,6 +148,10 @@ TELLING = (
     "x-portkey-config",
     "helicone-cache-seed",
     "x-unknown",
+    "x-forwarded-user",
+    "x-forwarded-email",
+    "x-forwarded-groups",
+    "cf-access-jwt-assertion",
 )
 NEUTRAL = (
     "user-agent", "accept", "accept-language", "content-type", "x-stainless-retry-count", "traceparent", "x-request-id",

@@ -59,6 +59,8 @@ def test_a_greedy_request_is_read_whatever_the_sampling_rule() -> None:
         (500, GOOD, Controls(), "status-500"),
         (404, GOOD, Controls(), "status-404"),
         (302, GOOD, Controls(), "status-302"),
+        (202, GOOD, Controls(), "status-202"),
+        (206, GOOD, Controls(), "status-206"),
         (200, replace(GOOD, flaw="finish-length"), Controls(), "finish-length"),
         (200, replace(GOOD, flaw="unterminated"), Controls(), "unterminated"),
         (200, GOOD, Controls(no_store=True), "no-store"),
@@ -116,6 +118,7 @@ def test_the_words_of_litellm_and_portkey_are_understood_and_the_strictest_holds
     controls = parse_controls({"x-portkey-config": config, "x-portkey-cache-force-refresh": "True"})
     assert controls == Controls(no_cache=True, ttl=60.0, exact_only=True)
     assert parse_controls({"x-portkey-cache-namespace": "n"}).namespace == "n"
+    assert parse_controls({}, {"no-cache": "true", "no-store": "false"}) == Controls(no_cache=True)
     assert parse_controls({"x-portkey-config": "pc-saved-42"}) == Controls()
     assert parse_controls({}, {"my": "own"}) == parse_controls({}, "yes") == Controls(), "another backend's field"
 
@@ -131,6 +134,8 @@ def test_a_caller_can_not_forge_a_namespace_out_of_two() -> None:
         ({"x-portkey-config": "{"}, None, "x-portkey-config"),
         ({"x-portkey-config": '{"cache": {"max_age": "1h"}}'}, None, "cache.max_age"),
         ({}, {"ttl": "1h"}, "cache.ttl"),
+        ({}, {"no-cache": 2}, "cache.no-cache"),
+        ({}, {"no-store": "yes"}, "cache.no-store"),
         ({}, {"s-maxage": -1}, "cache.s-maxage"),
         ({"x-hitherto-tags": "two words"}, None, "x-hitherto-tags"),
         ({"x-hitherto-tags": ",".join(map(str, range(40)))}, None, "x-hitherto-tags"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from policies.similarity import answer_tells, veto
@@ -211,3 +213,23 @@ def test_an_answer_that_speaks_of_what_only_the_old_question_had_is_not_given() 
 def test_any_text_can_be_read(text: str) -> None:
     read(text)
     assert veto(text, text) == "" and isinstance(veto(text, "How old is Rome?"), str)
+
+
+def test_the_same_passage_with_another_task_is_another_question() -> None:
+    passage = (
+        "The old mill by the river was sold last spring to two sisters who used to bake bread for the market "
+        "and now want to open a small hotel there, with a terrace over the water."
+    )
+    for one, two in (
+        ("Which places are named here?", "Rewrite this as a cheerful advertisement, please:"),
+        ("Where was the bread sold?", "What goods did the sisters bake earlier?"),
+    ):
+        assert veto(f"{one} {passage}", f"{two} {passage}") and veto(f"{passage} {one}", f"{passage} {two}")
+    assert veto(f"Summarise this: {passage}", f"please summarise this: {passage}") == ""
+
+
+def test_long_texts_are_the_same_only_letter_by_letter_and_cost_no_time() -> None:
+    started = time.perf_counter()
+    for text in ("“" * 8000, "word " * 5000, "a" * 100_000, '"' * 20_000):
+        assert veto(text, text + "!") == "length" and veto(text, text) == ""
+    assert time.perf_counter() - started < 0.5

@@ -37,3 +37,9 @@ def test_the_shortest_life_holds() -> None:
     assert lifetime("the weather today", {**DEFAULTS, "today": 5.0}) == (5.0, "today")
     assert lifetime("How old is Rome?", DEFAULTS) == (float("inf"), "")
     assert lifetime(None, DEFAULTS) == (float("inf"), "")
+
+
+def test_of_a_long_prompt_both_ends_are_read() -> None:
+    text = "some context. " * 5000
+    assert classify("What is the weather? " + text)[0] == "weather" == classify(text + "What is the weather?")[0]
+    assert classify(text) == ()
