@@ -11,29 +11,8 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_UNITS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-)
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_SCALES = {"thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_WORDS: dict[str, int] = {
-    **{word: value for value, word in enumerate(_UNITS.split())},
-    **{word: 10 * value for value, word in enumerate(_TENS.split(), start=2)},
-    "dozen": 12,
-}
-_ORDINALS: dict[str, int] = {
-    **{f"{word}th": value for word, value in _WORDS.items() if value > 3 and not word.endswith("y")},
-    **{f"{word[:-1]}ieth": value for word, value in _WORDS.items() if word.endswith("y")},
-    "first": 1,
-    "second": 2,
-    "third": 3,
-    "fifth": 5,
-    "eighth": 8,
-    "ninth": 9,
-    "twelfth": 12,
-    "hundredth": 100,
-}
+from policies.similarity.numerals import ORDINALS, SCALES, WORDS, WordNumber, roman
+
 _MONTHS = {
     name: number
     for number, names in enumerate(
@@ -63,7 +42,7 @@ _MEASURES: dict[str, tuple[str, float]] = {
         "bits": "bit=1 kbit=1e3 mbit=1e6 gbit=1e9",
         "percent": "% percent=1",
         "pressure": "pa pascal=1 kpa=1e3 bar=1e5 psi=6894.757",
-        "power": "mw milliwatt=0.001 w watt=1 kw kilowatt=1e3 hp=745.7",
+        "power": "mw milliwatt=0.001 w watt=1 kw kilowatt=1e3 megawatt=1e6 hp=745.7",
         "voltage": "mv millivolt=0.001 v volt=1 kv kilovolt=1e3",
         "current": "ma milliamp=0.001 amp ampere=1",
         "frequency": "hz hertz=1 khz=1e3 mhz=1e6 ghz=1e9",
@@ -82,7 +61,9 @@ _MEASURES |= {"celsius": ("celsius", 1.0), "fahrenheit": ("fahrenheit", 1.0), "�
               "°f": ("fahrenheit", 1.0), "°": ("degrees", 1.0), "degree": ("degrees", 1.0)}  # fmt: skip
 _MONEY = frozenset("$€£¥₹")
 _SUFFIXES = {"k": 1e3, "grand": 1e3, "m": 1e6, "mn": 1e6, "bn": 1e9, "b": 1e9}
-_GREEK_K = {"Mb": "mbit", "Gb": "gbit", "Kb": "kbit", "kb": "kb"}
+_WRITTEN = re.compile(r"\d{10,}|0\d+|\d+\.\d*0")
+"""Digits that are more than a number: of a telephone, with zeros before (a code) or behind (a version)."""
+_BY_CASE = {"MW": "megawatt", "Mb": "mbit", "Gb": "gbit", "Kb": "kbit", "kb": "kb"}
 
 _TOKEN = re.compile(
     r"(?P<iso>(?<![\w-])\d{4}-\d{1,2}-\d{1,2}(?![\w-]))"
@@ -120,6 +101,9 @@ class _Scanner:
         self._found: list[tuple[str, float | str]] = []
         self._words: list[str] = []
         self._at = 0
+        self._raw = ""
+        """The digits of the last number as they were written, where they may stand for more than their value."""
+        self._last_factor = 0.0
         self._last_end = -1
         """The place behind the last quantity: two with nothing between may be one, as in 1 h 30 min."""
 
@@ -196,12 +180,12 @@ class _Scanner:
 
     def _word(self, match: re.Match[str]) -> None:
         word = match[0].lower()
-        if len(word) > 1 and _ROMAN.fullmatch(match[0]):
-            self._take("n", _roman(match[0]))
+        if (value := roman(match[0])) is not None:
+            self._take("n", value)
             return
         if word in _MONTHS and (following := self._peek(1)) is not None and following.lastgroup == "number":
             day = following[0]
-            if day.isdigit() and 1 <= int(day) <= 31:
+            if re.fullmatch("[0-9]{1,2}", day) and 1 <= int(day) <= 31:
                 self._take("date", f"{_MONTHS[word]}-{int(day)}")
                 self._at += 1 + self._ending(1)
                 return
@@ -215,7 +199,7 @@ class _Scanner:
             else:
                 self._amount(None, sign=-1.0)
             return
-        elif self._is_amount(word) or (word in _ORDINALS and word not in ("second", "first")):
+        elif self._is_amount(word) or (word in ORDINALS and word not in ("second", "first")):
             self._amount(None)
             return
         self._words.append(match[0])
@@ -231,7 +215,7 @@ class _Scanner:
             return follows or self._is_unit(following)
         if word == "two" and self._words and self._words[-1].lower() in ("the", "these", "those", "into", "in"):
             return self._is_unit(following)
-        return word in _WORDS or word in _SCALES or word == "hundred"
+        return word in WORDS or word in SCALES or word == "hundred"
 
     @staticmethod
     def _is_unit(words: list[str]) -> bool:
@@ -243,7 +227,7 @@ class _Scanner:
             return False
         match = self._tokens[position]
         word = match[0].lower()
-        return match.lastgroup == "number" or word in _WORDS or word in _SCALES or word == "hundred"
+        return match.lastgroup == "number" or word in WORDS or word in SCALES or word == "hundred"
 
     def _peek(self, distance: int) -> re.Match[str] | None:
         position = self._at + distance
@@ -261,7 +245,7 @@ class _Scanner:
 
     def _amount(self, measure: tuple[str, float] | None, sign: float = 1.0) -> None:
         """A number at this place, with the unit that follows or that came before."""
-        begin = self._at
+        begin, self._raw = self._at, ""
         value = sign * self._value()
         if measure is not None and measure[0] in ("dollars", "euros", "pounds", "yen", "rupees"):
             suffix = self._peek(0)
@@ -273,24 +257,29 @@ class _Scanner:
                 self._at += 1
             self._add(measure[0], value, begin)
             return
-        month = self._peek(self._ending(0))
+        skip = self._ending(0)
+        if (of := self._peek(skip)) is not None and of[0].lower() == "of":
+            skip += 1
+        month = self._peek(skip)
         if month is not None and month[0].lower() in _MONTHS and sign == 1.0 and value in range(1, 32):
-            self._at += 1 + self._ending(0)
+            self._at += skip + 1
             self._find("date", f"{_MONTHS[month[0].lower()]}-{int(value)}")
             return
         measure = measure or self._measure()
-        if measure is None:
+        if measure is None and self._raw:
+            self._find("literal", self._raw)
+        elif measure is None:
             self._add("n", value, begin)
         elif measure[0] == "fahrenheit":
             self._add("celsius", round((value - 32) / 1.8, 1), begin)
         else:
-            self._add(measure[0], value * measure[1], begin)
+            self._add(measure[0], value * measure[1], begin, measure[1])
 
     def _value(self) -> float:
         match = self._tokens[self._at]
         if match.lastgroup == "number":
             return self._digits(match)
-        number, taken = _WordNumber(), False
+        number, taken = WordNumber(), False
         first = match[0].lower()
         if first in _PARTS:
             self._at += 1
@@ -308,8 +297,11 @@ class _Scanner:
         return value + self._and_a_half()
 
     def _digits(self, match: re.Match[str]) -> float:
-        value = float(match[0].replace(",", ""))
+        digits = match[0].replace(",", "")
+        value = float(digits[:300])
         self._at += 1
+        if _WRITTEN.fullmatch(digits):
+            self._raw = digits
         if (fraction := self._fraction(value)) is not None:
             return fraction
         following = self._peek(0)
@@ -319,9 +311,18 @@ class _Scanner:
         if word in _PARTS and not word.isascii():  # 2½
             self._at += 1
             return value + _PARTS[word]
-        if word in _SCALES:
+        if word in SCALES:
             self._at += 1
-            return value * _SCALES[word]
+            return value * SCALES[word]
+        if following[0] in ("M", "B") and following.start() == match.end():  # 100M users
+            self._at += 1
+            return value * _SUFFIXES[word]
+        if word == "s" and following.start() == match.end() and len(digits) == 4:  # the 1980s
+            self._at += 1
+            self._raw = f"{digits}s"
+            return value
+        if (part := self._mixed(value)) is not None:
+            return part
         if word in ("k", "bn", "grand") and (word == "grand" or following.start() == match.end()):
             self._at += 1
             return value * _SUFFIXES[word]
@@ -331,12 +332,24 @@ class _Scanner:
     def _fraction(self, value: float) -> float | None:
         """3/4, if it is one."""
         slash, below = self._peek(0), self._peek(1)
-        if slash is None or below is None or slash[0] != "/" or not below[0].isdigit():
+        if slash is None or below is None or slash[0] != "/" or not re.fullmatch("[0-9]{1,3}", below[0]):
             return None
         if int(below[0]) not in (2, 3, 4, 5, 6, 8, 10, 16, 32, 64, 100) or not 0 < value < int(below[0]):
             return None
         self._at += 2
         return value / int(below[0])
+
+    def _mixed(self, value: float) -> float | None:
+        """2 1/2, if it is that."""
+        above = self._peek(0)
+        if above is None or above.lastgroup != "number" or not value.is_integer() or "." in above[0]:
+            return None
+        self._at += 1
+        part = self._fraction(float(above[0].replace(",", "")[:300]))
+        if part is None:
+            self._at -= 1
+            return None
+        return value + part
 
     def _part(self, part: float) -> float:
         """ "half a", "a quarter of an": the words between a part and its unit."""
@@ -383,17 +396,19 @@ class _Scanner:
         if word in ("C", "F") and stuck:
             self._at += skip + 1
             return _MEASURES["celsius" if word == "C" else "fahrenheit"]
-        unit = _GREEK_K.get(word, _singular(word.lower()))
+        unit = _BY_CASE.get(word, _singular(word.lower()))
         measure = _MEASURES.get(unit)
         if measure is None or (len(unit) == 1 and unit.isalpha() and not stuck and unit not in "lgvwmsh"):
             return None
         self._at += skip + 1
         return measure
 
-    def _add(self, kind: str, value: float, begin: int) -> None:
+    def _add(self, kind: str, value: float, begin: int, factor: float = 1.0) -> None:
         """One more quantity; "1 minute" and "30 seconds" with nothing between them are one."""
         between = [match[0].lower() for match in self._tokens[self._last_end : begin]] if self._last_end >= 0 else ["."]
         joined = between in ([], ["and"]) and kind in ("time", "length", "mass", "months")
+        joined = joined and factor < self._last_factor  # 1 h 30 min, but not 500 mg and 200 mg
+        self._last_factor = factor
         last = self._found[-1] if self._found else ("", 0.0)
         if joined and last[0] == kind and isinstance(last[1], float) and last[1] > value > 0:
             self._found.pop()
@@ -403,14 +418,6 @@ class _Scanner:
         else:
             self._find(kind, value)
         self._last_end = self._at
-
-
-_ROMAN = re.compile(r"X{0,3}(?:IX|IV|V?I{0,3})(?<=..)")
-
-
-def _roman(text: str) -> float:
-    values = [{"I": 1, "V": 5, "X": 10}[char] for char in text]
-    return float(sum(-value if value < max(values[i:]) else value for i, value in enumerate(values)))
 
 
 def _spelled(kind: str, value: float | str) -> str:
@@ -447,46 +454,3 @@ def is_unit(word: str) -> bool:
     singular = _singular(word)
     return (singular in _MEASURES and (len(word) > 2 or word in ("km", "cm", "mm", "kg", "lb", "°c", "°f"))
             ) or word in _MORE_UNITS or word.removesuffix("s") in _MORE_UNITS  # fmt: skip
-
-
-class _WordNumber:
-    """A number in words, taken word by word: "two", "million", "three", "hundred" → 2,000,300."""
-
-    def __init__(self) -> None:
-        self._total = self._part = 0
-        self._scale: int | None = None
-        self._begun = self._ended = False
-
-    def takes(self, word: str) -> bool:
-        """Whether the word goes on (or begins) the number; if so it is taken."""
-        stem = word.removesuffix("s")
-        if self._ended:
-            return False
-        if word in _WORDS:
-            if self._begun and not self._continues(_WORDS[word]):
-                return False
-            self._part += _WORDS[word]
-        elif stem in _ORDINALS:  # "thirds" and "fifths" too
-            if self._begun and not self._continues(_ORDINALS[stem]):
-                return False
-            self._part, self._ended = self._part + _ORDINALS[stem], True
-        elif stem == "hundred" and self._part < 10:
-            self._part = (self._part or 1) * 100
-        elif (
-            stem in _SCALES and (self._part or not self._begun) and (self._scale is None or _SCALES[stem] < self._scale)
-        ):
-            self._scale = _SCALES[stem]  # "a million" begins with its scale
-            self._total, self._part = self._total + (self._part or 1) * self._scale, 0
-        else:
-            return word == "and" and self._begun and self._part > 0 and self._part % 100 == 0  # "two hundred and five"
-        self._begun = True
-        return True
-
-    def _continues(self, value: int) -> bool:
-        """ "two hundred | three", "twenty | three", "two million | three", but not "two | three"."""
-        if self._part == 0:
-            return self._total > 0
-        return self._part % 100 == 0 or (self._part % 100 >= 20 and self._part % 10 == 0 and value < 10)
-
-    def value(self) -> float:
-        return float(self._total + self._part)

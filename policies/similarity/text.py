@@ -11,7 +11,10 @@ from functools import cache, lru_cache
 from policies.similarity.lexicon import is_word, misspelt, stem
 from policies.similarity.quantities import scan, unit_word
 
-_APOSTROPHES = dict.fromkeys(map(ord, "’‘ʼ´`＇′"), "'")
+_SPELLED: dict[int, str] = dict.fromkeys(map(ord, "’‘ʼ´`＇′"), "'")
+_SPELLED |= {ord(char): f" {part}" for char, part in (("½", "1/2"), ("¼", "1/4"), ("¾", "3/4"), ("⅓", "1/3"),
+                                                         ("⅔", "2/3"), ("⅛", "1/8"))}  # fmt: skip
+_SPELLED |= {ord(char): f"^{digit}" for digit, char in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
 _DASHES = dict.fromkeys(map(ord, "−–—‐‑"), "-")
 _QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|„([^“”]+)[“”]|«([^»]+)»|`([^`]+)`|(?<!\w)'([^']{2,})'(?!\w)")
 _URL = re.compile(r"\b(?:https?://|www\.)\S+|\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+", re.IGNORECASE)
@@ -195,7 +198,7 @@ def meaning(word: str) -> str:
 
 def normal(text: str) -> str:
     """One spelling for apostrophes, dashes and compatible characters."""
-    return unicodedata.normalize("NFKC", text.translate(_APOSTROPHES)).translate(_DASHES)
+    return unicodedata.normalize("NFKC", text.translate(_SPELLED)).translate(_DASHES)
 
 
 def fold(text: str) -> str:
