@@ -25,8 +25,16 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("thing", r"\b(?:what|which)\b"),
     )
 )
-_WHETHER = re.compile(r"(?:is|are|was|were|do|does|did|has|have|should|will|would)\b")
-"""How a question begins that wants a yes or a no; "can I" often asks how."""
+_WHETHER = re.compile(r"(?:is|are|was|were|do|does|did|has|have|should|will|would|can|could|may|must)\b")
+"""How a question begins that wants a yes or a no."""
+_MAY = re.compile(r"(?:can|could|may)\b")
+"""That often asks how."""
+_TENSES = {
+    **dict.fromkeys("was were did had".split(), "past"),
+    **dict.fromkeys("is are am do does has have".split(), "present"),
+    **dict.fromkeys("will shall".split(), "future"),
+}
+_DUTY = re.compile(r"(?:must|should)\b|(?:do|does|did) (?:\S+ ){1,4}?(?:have|need) to\b")
 _STRONG = frozenset("frequency duration amount reason time place person".split())
 
 _LANGUAGES = frozenset(
@@ -77,21 +85,41 @@ def kind(reading: Reading) -> str:
     )
     if first is not None:
         return first[2]
+    if _MAY.match(text):
+        return "leave"
     return "fact" if _WHETHER.match(text) else ""
 
 
 def other_kind(a: Reading, b: Reading) -> bool:
     """Whether one asks when and the other one where."""
     ours, theirs = kind(a), kind(b)
+    same = set(a.content) == set(b.content)
+    if same and (_other_tense(a, b) or _other_duty(a, b)):
+        return True
     if ours == theirs:
         return False
     if ours in _STRONG and theirs in _STRONG:
         return True
-    same = set(a.content) == set(b.content)
-    if "fact" in (ours, theirs):
-        return same and bool({ours, theirs} & (_STRONG | {"manner"}))
+    if "fact" in (ours, theirs) or "leave" in (ours, theirs):
+        other = ours if theirs in ("fact", "leave") else theirs
+        how = other == "manner" and "fact" in (ours, theirs)
+        return same and (other in _STRONG | {"thing"} or how)
     strong = ours in _STRONG or theirs in _STRONG
     return strong and (same or "manner" in (ours, theirs)) and "" not in (ours, theirs)
+
+
+def _other_tense(a: Reading, b: Reading) -> bool:
+    """Whether one asks of what was, and the other one of what is or will be."""
+    ours, theirs = ({_TENSES[word] for word in reading.words if word in _TENSES} for reading in (a, b))
+    # How long something takes is asked in the future as in the present.
+    still = kind(a) == "duration" and "past" not in ours | theirs
+    return bool(ours and theirs) and ours.isdisjoint(theirs) and not still
+
+
+def _other_duty(a: Reading, b: Reading) -> bool:
+    """Whether one asks what must be, and the other one what may be."""
+    ours, theirs = (" ".join(reading.words) for reading in (a, b))
+    return any(_DUTY.match(one) and _MAY.match(other) for one, other in ((ours, theirs), (theirs, ours)))
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -100,7 +128,8 @@ def constraints(reading: Reading) -> frozenset[str]:
     text = " ".join(reading.words)
     found = {name for name, pattern in _FORMS if pattern.search(text)}
     for index, word in enumerate(reading.words[:-1]):
-        if word in ("in", "into") and reading.words[index + 1] in _LANGUAGES:
+        into = word in ("in", "into") or (word == "to" and "translat" in reading.content)
+        if into and reading.words[index + 1] in _LANGUAGES:
             found.add(reading.words[index + 1])
     return frozenset(found)
 

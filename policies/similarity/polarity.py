@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 from policies.similarity.lexicon import stem
 from policies.similarity.text import EMPTY, REMEMBERED, Reading, meaning
 
-_NEGATORS = frozenset(
+NEGATORS = frozenset(
     "no not non never none nobody nothing nowhere neither nor without except unless hardly barely".split()
 )
 _AUXILIARIES = frozenset(
@@ -72,6 +72,7 @@ single double|single multiple|inbound outbound|incoming outgoing|entry exit|entr
 shallow deep|smooth rough|polite rude|quiet noisy|noisiest quietest|wake asleep|mild severe|mild strong|acute chronic
 """
 _PARTICLES = (("on", "off"), ("in", "out"), ("up", "down"), ("over", "under"))
+_SWITCHES = (("on", "off"), ("up", "down"), ("and", "or"), ("already", "still"), ("for", "against"))
 _PHRASES = tuple(
     tuple(pair.split("|"))
     for pair in (
@@ -123,9 +124,9 @@ def negated(reading: Reading) -> tuple[str, ...]:
     words = reading.words
     found = []
     for index, word in enumerate(words):
-        if word not in _NEGATORS or (word == "not" and index and words[index - 1] == "or"):
+        if word not in NEGATORS or (word == "not" and index and words[index - 1] == "or"):
             continue
-        rest = (other for other in words[index + 1 :] if other not in EMPTY and other not in _NEGATORS)
+        rest = (other for other in words[index + 1 :] if other not in EMPTY and other not in NEGATORS)
         found.append(meaning(next(rest, "")))
     return tuple(found)
 
@@ -139,8 +140,8 @@ def negation(a: Reading, b: Reading) -> bool:
     """Whether one denies what the other one asserts."""
     ours, theirs = negated(a), negated(b)
     if bool(ours) != bool(theirs):
-        quiet = b if ours else a
-        return not any(word in _SOFT for word in quiet.words)
+        quiet, loud = (b, a) if ours else (a, b)
+        return _SOFT.isdisjoint(set(quiet.words) - set(loud.words))
     if ours and set(a.content) == set(b.content) and set(ours) != set(theirs):
         return not (_inverted(a) or _inverted(b))
     return prefixed(a, b)
@@ -184,7 +185,11 @@ def _particles(a: Reading, b: Reading) -> bool:
         mine, yours = (tuple(_beside(reading, particle) for particle in pair) for reading in (a, b))
         if (mine[0] - mine[1]) & (yours[1] - yours[0]) or (mine[1] - mine[0]) & (yours[0] - yours[1]):
             return True
-    return False
+    if set(a.content) != set(b.content):
+        return False
+    # "turn on dark mode", "turn dark mode off"
+    ours, theirs = set(a.words), set(b.words)
+    return any({*pair} & ours != {*pair} & theirs and {*pair} == {*pair} & (ours ^ theirs) for pair in _SWITCHES)
 
 
 def _beside(reading: Reading, particle: str) -> frozenset[str]:
@@ -201,4 +206,6 @@ def quantified(a: Reading, b: Reading) -> bool:
     """Whether one asks of all what the other one asks of some."""
     mine, yours = ({_QUANTIFIERS[word] for word in reading.words if word in _QUANTIFIERS} for reading in (a, b))
     only_mine, only_yours = mine - yours, yours - mine
+    if set(a.content) == set(b.content) and ("too" in a.words) != ("too" in b.words):
+        return True  # "too much" is another amount
     return any(frozenset((x, y)) in _CLASHING for x in only_mine for y in only_yours)

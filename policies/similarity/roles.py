@@ -5,14 +5,22 @@ from __future__ import annotations
 from functools import lru_cache
 
 from policies.similarity.lexicon import stem
+from policies.similarity.polarity import NEGATORS
 from policies.similarity.text import EMPTY, REMEMBERED, Reading, meaning
-from policies.similarity.wording import other_owner
+from policies.similarity.wording import other_owner, residue
 
 _PREPOSITIONS = {
     **dict.fromkeys("to into onto as".split(), "to"),
     **dict.fromkeys("from".split(), "from"),
     **dict.fromkeys("in on at inside within".split(), "in"),
     **{word: word for word in "by than with for of over under before after against without about via through".split()},
+}
+_PERSONS = {
+    **dict.fromkeys("i me we us".split(), "i"),
+    "you": "you",
+    **dict.fromkeys("he him".split(), "he"),
+    **dict.fromkeys("she her".split(), "she"),
+    **dict.fromkeys("they them".split(), "they"),
 }
 _JOINING = frozenset("and or vs versus".split())
 _LIGHT = frozenset(map(stem, "differ difference compare comparison between first also only".split()))
@@ -29,7 +37,7 @@ def places(reading: Reading) -> list[tuple[str, str]]:
             role = _PREPOSITIONS[word]
         elif word.startswith("#"):
             found.append((word, role))
-        elif word in EMPTY:
+        elif word in EMPTY or word in NEGATORS:  # what a "not" belongs to is the business of another guard
             if word not in _ARTICLES:
                 role = ""
         elif (made := meaning(word)) not in _LIGHT:
@@ -48,7 +56,12 @@ _ARTICLES = frozenset("a an the my your his her its our their this that these th
 def exchanged(a: Reading, b: Reading) -> bool:
     """Whether two things have changed places: from A to B, from B to A; A beats B, B beats A."""
     ours, theirs = places(a), places(b)
+    alike = set(a.content) == set(b.content)
+    if alike and _numbers(ours) != _numbers(theirs):
+        return True  # 3 eggs and 7 apples
     mine, yours = dict(reversed(ours)), dict(reversed(theirs))
+    if any({mine[word], yours.get(word, "")} == {"to", "from"} for word in mine):
+        return True
     shared = [word for word in dict.fromkeys(word for word, _ in ours) if word in yours]
     if len(shared) < 2:
         return False
@@ -57,18 +70,47 @@ def exchanged(a: Reading, b: Reading) -> bool:
         for y in moved:
             if mine[x] == yours[y] and mine[y] == yours[x] and mine[x] != mine[y]:
                 return True
-    return _inverted(a, b, shared, mine, yours) or _passive(a, b, mine, yours) or _passive(b, a, yours, mine)
+    return (
+        (alike and _inverted(a, b, shared, mine, yours)) or _passive(a, b, mine, yours) or _passive(b, a, yours, mine)
+    )
 
 
 def _inverted(a: Reading, b: Reading, shared: list[str], mine: dict[str, str], yours: dict[str, str]) -> bool:
-    """Whether the same words in the same role come in another order, and nothing else differs."""
-    if set(a.content) != set(b.content):
-        return False
+    """Whether the same words in the same role come in another order."""
     still = [word for word in shared if mine[word] == yours[word] == ""]  # "in 2020" may stand anywhere
     order = [word for word in dict.fromkeys(word for word, _ in places(b)) if word in set(still)]
     if _in_order(still, order) >= len(still) - 1 and len(still) > 3:
         return False  # one word has moved
-    return still != order and not (_joined(a) and _joined(b))
+    return _grouped(a, still) != _grouped(b, order)
+
+
+def _grouped(reading: Reading, order: list[str]) -> list[tuple[str, ...]]:
+    """The order, with words that "and", "or" or "versus" joins in any order."""
+    joined = {
+        (meaning(before), meaning(after))
+        for before, word, after in zip(reading.words, reading.words[1:], _behind(reading.words), strict=False)
+        if word in _JOINING
+    }
+    groups: list[list[str]] = []
+    for word in order:
+        if groups and (groups[-1][-1], word) in joined:
+            groups[-1].append(word)
+        else:
+            groups.append([word])
+    return [tuple(sorted(group)) for group in groups]
+
+
+def _behind(words: tuple[str, ...]) -> list[str]:
+    """For each place the second word behind it that is no article."""
+    following = []
+    for place in range(len(words)):
+        rest = [word for word in words[place + 2 : place + 4] if word not in _ARTICLES]
+        following.append(rest[0] if rest else "")
+    return following
+
+
+def _numbers(found: list[tuple[str, str]]) -> list[str]:
+    return [word for word, _ in found if word.startswith("#")]
 
 
 def _in_order(first: list[str], second: list[str]) -> int:
@@ -83,7 +125,17 @@ def _in_order(first: list[str], second: list[str]) -> int:
 def other_role(a: Reading, b: Reading) -> bool:
     """Whether one is asked by, or of, somebody else: "as a buyer" and "as a seller", "my flat" and "your flat"."""
     ours, theirs = _asker(a), _asker(b)
-    return bool(ours and theirs and ours != theirs) or other_owner(a, b)
+    if (ours and theirs and ours != theirs) or other_owner(a, b):
+        return True
+    if any(residue(a, b)):
+        return False
+    mine, yours = _persons(a), _persons(b)
+    return mine != yours and (sorted(mine) == sorted(yours) or {"he", "she"} == set(mine) ^ set(yours))
+
+
+def _persons(reading: Reading) -> list[str]:
+    """Who is spoken of, in order: "will you pay me" and "will I pay you"."""
+    return [_PERSONS[word] for word in reading.words if word in _PERSONS]
 
 
 def _asker(reading: Reading) -> frozenset[str]:
@@ -94,10 +146,6 @@ def _asker(reading: Reading) -> frozenset[str]:
             rest = [other for other in words[index + 2 : index + 5] if other not in EMPTY]
             found.update(f"{'you' if word == 'you' else 'i'} {meaning(other)}" for other in rest[:1])
     return frozenset(found)
-
-
-def _joined(reading: Reading) -> bool:
-    return any(word in _JOINING for word in reading.words) or "between" in reading.words
 
 
 def _passive(a: Reading, b: Reading, mine: dict[str, str], yours: dict[str, str]) -> bool:
