@@ -42,6 +42,9 @@ def misspelt(a: str, b: str) -> bool:
     short = min(len(a), len(b))
     if short < 4 or is_word(a) == is_word(b):
         return short >= 5 and not is_word(a) and not is_word(b) and _squeezed(a) == _squeezed(b)
+    longer, shorter = (a, b) if len(a) > len(b) else (b, a)
+    if longer.endswith(shorter) or (longer.startswith(shorter) and len(longer) > len(shorter) + 1):
+        return False  # Kubuntu is not Ubuntu
     return _distance(a, b) <= (1 if short < 7 else 2)
 
 

@@ -72,7 +72,16 @@ single double|single multiple|inbound outbound|incoming outgoing|entry exit|entr
 shallow deep|smooth rough|polite rude|quiet noisy|noisiest quietest|wake asleep|mild severe|mild strong|acute chronic
 """
 _PARTICLES = (("on", "off"), ("in", "out"), ("up", "down"), ("over", "under"))
-_SWITCHES = (("on", "off"), ("up", "down"), ("and", "or"), ("already", "still"), ("for", "against"))
+_SWITCHES = (
+    ("on", "off"),
+    ("up", "down"),
+    ("and", "or"),
+    ("already", "still"),
+    ("for", "against"),
+    ("make", "use"),
+    ("made", "used"),
+    ("list", "create"),
+)
 _PHRASES = tuple(
     tuple(pair.split("|"))
     for pair in (

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import pairwise
 
 from policies.similarity.lexicon import is_word, misspelt, stem
 from policies.similarity.quantities import scan, unit_word
@@ -19,10 +20,14 @@ _DASHES = dict.fromkeys(map(ord, "−–—‐‑"), "-")
 _QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|„([^“”]+)[“”]|«([^»]+)»|`([^`]+)`|(?<!\w)'([^']{2,})'(?!\w)")
 _URL = re.compile(r"\b(?:https?://|www\.)\S+|\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+", re.IGNORECASE)
 _CODE = re.compile(
-    r"(?<!\S)[~.]*/[\w./-]*\w|\w+(?:::\w+)+|\w+\(\)|\w*[^\W_]_\w+|(?<!\S)\.[A-Za-z]{2,5}\b|\b[A-Za-z]+\.[a-z]{2,6}\b(?!\.)"
-    r"|(?<!\S)--[A-Za-z][\w-]*"
+    r"(?<!\S)[~.]*/[\w./-]*\w|(?<!\w)\w+(?:::\w+)+|(?<!\w)\w+\(\)|(?<!\w)(?=\w*[^\W_]_)\w+|(?<!\S)\.[A-Za-z]{2,5}\b"
+    r"|(?<!\w)[A-Za-z]+\.[a-z]{2,6}\b(?!\.)|(?<!\S)--[A-Za-z][\w-]*"
 )
-_SYMBOLS = re.compile(r"(?<!\S)-[A-Za-z]\b|\b[A-Za-z]\+\+|\b[A-Za-z]#(?!\w)|(?<![\w@/])@\w+|(?<!\S)\.[A-Z][A-Z]+\b")
+_SYMBOLS = re.compile(
+    r"(?<!\S)-[A-Za-z]\w*\b|\b[A-Za-z]\+\+|\b[A-Za-z]#(?!\w)|(?<![\w@/])@\w+|(?<!\S)\.[A-Z][A-Z]+\b"
+    r"|[<>=!]=|&&|\|\||<<|>>|->|(?<=\w )[<>](?= \w)|!(?=[a-z])|\\[A-Za-z]|\[\d*:\d*\]|\b[ugoa]*[+-][rwxst]+\b"
+    r"|\b(?!w/)[a-z] ?(?:\^ ?\d+ ?)?[-+*/=<>] ?[a-z\d]\b|(?<![\w/])\d ?/ ?[a-z]\b"
+)
 _CONTRACTIONS = [
     (re.compile(pattern, re.IGNORECASE), replacement)
     for pattern, replacement in (
@@ -39,9 +44,16 @@ _CONTRACTIONS = [
         (r"(?<=\w)'s\b|(?<=s)'(?!\w)", ""),
         (r"\b(?:e-mail|e mail)", "email"),
         (r"\bwi-fi\b", "wifi"),
+        (r"\bun-?install", "uninstall"),
+        (r"\b(?:the )?(?:names?|terms?|words?|phrases?|concepts?) (?:of|for)\b|\bthe (?:word|term|phrase)\b", " "),
+        (r"\b(?:kind|type|sort)s? of\b|\bin advance\b|\bthe (?:reason|purpose) (?:of|for|why)\b", " "),
+        (r"\bwhat (?:year|time) (?:is|was|does|do|did|will)\b", "when"),
         (r"(?-i:\bUS\b)|\bU\.S\.(?:A\.)?", "usa"),
     )
 ]
+_ACRONYMS = frozenset("AND OR NOT WHO IT NOW CAN ME AM PM".split())
+_NUMBERED = frozenset("type class phase stage war act part grade level tier volume chapter section".split())
+_SUFFIXES = ("ment", "er", "or", "ee", "ful", "less", "ive", "ist", "ism", "ship", "hood")
 REMEMBERED = 8192
 """So many questions are kept in the form in which they were read."""
 EMPTY: frozenset[str] = frozenset(
@@ -52,42 +64,45 @@ EMPTY: frozenset[str] = frozenset(
     "through per via while during when where who whom whose what which why how when "
     # how questions are put and asked politely
     "please pls plz kindly hi hello hey dear thanks thank thx ty tell explain say know want wanna need like give show "
-    "help let get got getting gets want wants wondering wonder ask asking question anyone someone somebody people one "
+    "help let get got getting gets want wants wondering wonder ask asking anyone someone somebody people one "
     "possible able best way ways correct correctly properly exactly actually really just also too still ever "
     "way method easily simply quick quickly mean means meaning called u ur r wat lol btw ok okay well now sir guys "
     "make makes making made use using used go goes going work works working happen happens happening thing things "
-    "does much many long often us any some etc between versus vs "
-    "whether number describe concept name called named term word form hiya curious earlier learn whilst thru id yous "
-    "whats wich team afternoon morning good mind sort kind type question put bring set said says saying step steps "
-    "list need needs needed everyone everybody else actual yet already once write wrote written create generate draft "
-    "compose enough current following available purpose reason certain various specific differ difference differences "
-    "compare compared comparison right shall should anyway somewhere myself yourself itself behind consist "
-    "consists".split()
+    "does much many long often us any some etc between versus vs whether describe describes described concept called "
+    "named hiya curious earlier learn whilst thru id yous whats wich afternoon morning good put bring said says saying "
+    "need needs needed everyone everybody else actual yet already once write writes wrote written create creates "
+    "created generate generates generated draft compose enough following available certain various specific differ "
+    "differs difference differences different compare compared comparison compares shall should anyway somewhere "
+    "myself yourself itself behind consist consists list listed name asks asked tells telling told explains explained "
+    "explaining shows showed shown showing helps helped gives given gave giving knows knew known knowing excuse sorry "
+    "bother wish gonna asap evening there thereof mine".split()
 )
 _GROUPS = """
 fix repair resolve solve troubleshoot|buy purchase bought|begin start commence began begun|
-allowed permitted legal permissible permit|pick choose select|error problem issue trouble|
+allowed permitted legal permissible permit|pick choose select|error problem trouble|
 picture photo image pic photograph|phone mobile cellphone smartphone|movie film|car vehicle automobile|cancel terminate|
 cost price pricing fee charge|remove delete erase|show display|large big|largest biggest|child kid children|
 doctor physician|job occupation|company firm|nearest closest|create generate|build built|change modify alter update|
-fast quick|restart reboot|recommend suggest suggestion recommendation|differ difference distinguish|
-advantage benefit pro|disadvantage drawback downside con|pay paid payment|store shop|laptop notebook|
-tv television telly|app application program|folder directory|postgres postgresql|kubernetes k8s|javascript js|
-typescript ts|python py|usa us american america states|uk britain british|eu european|germany german|france french|
+fast quick|restart reboot|recommend suggest suggestion recommendation|
+advantage benefit|disadvantage drawback downside|pay paid payment|store shop|laptop notebook|
+tv television telly|app application|folder directory|postgres postgresql|kubernetes k8s|javascript js|
+typescript ts|python py|usa us american america|uk britain british|germany german|france french|
 spain spanish|italy italian|japan japanese|china chinese|russia russian|turkey turkish turk|ireland irish|
-taught teach|sold sell|wrote write written|won win winner|told tell|spoke speak spoken|
+taught teach|sold sell|won win winner|told tell|spoke speak spoken|
 broke break broken|took take taken|gave give given|find found|left leave|run ran|grow grew grown|fell fall fallen|
 invent inventor invention|discover discovered discoverer discovery|men man|women woman|foot feet|tooth teeth|mouse mice|
 minute min mins|second sec secs|hour hr hrs|info information|message msg|temperature temp|
 documentation docs|database db|repository repo|configuration config|environment env|production prod|
-favorite favourite|gray grey|mom mum|regex regexp|versus vs|tonight tonite|lose loose|almost nearly|enough sufficient|
-finish complete|purpose point|film movie|maximum max limit|minimum min|fridge refrigerator|bill invoice|
-holiday vacation|licence license permit|rubbish trash garbage|flat apartment|lift elevator|petrol gasoline gas|
-lorry truck|queue line|post mail|chemist pharmacy|autumn fall|pavement sidewalk|biscuit cookie|crisps chips|
-assist aid|quit resign|dog dogs|danger risk|reason cause|answer reply respond|locate find|obtain acquire|
+favorite favourite|gray grey|
+theater theatre|catalog catalogue|practice practise|mom mum|
+regex regexp|tonight tonite|lose loose|almost nearly|enough sufficient|
+finish complete|film movie|maximum max|minimum min|fridge refrigerator|
+holiday vacation|licence license permit|rubbish trash garbage|petrol gasoline|
+lorry truck|chemist pharmacy|pavement sidewalk|biscuit cookie|
+assist aid|quit resign|dog dogs|danger risk|answer reply respond|locate find|obtain acquire|
 incorrect wrong|tire tyre|cream creme|
 highest tallest|every each|lasagna lasagne|calendar calender|register registration|
-illness sickness|symptom sign|baby infant newborn|wage salary|staff personnel|meeting appointment
+illness sickness|wage salary|staff personnel
 """
 
 
@@ -111,6 +126,8 @@ class Reading:
     """What differs by more than letters and digits: C++, C#, -o and -O."""
     names: frozenset[str]
     """Stems of words that are written like names, or that no dictionary has."""
+    capitals: frozenset[str]
+    """Words that are written with a capital, but for the first."""
     english: bool
 
 
@@ -119,11 +136,6 @@ def _same() -> Mapping[str, str]:
     """Words that may stand for one another in a question, by stem; the first group that has a word counts."""
     groups = [group.split() for group in _GROUPS.replace("\n", "").split("|")]
     return {stem(word): stem(group[0]) for group in reversed(groups) for word in group}
-
-
-@cache
-def _empty_stems() -> frozenset[str]:
-    return frozenset(stem(word) for word in EMPTY if len(word) > 2)
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -138,6 +150,7 @@ def read(text: str) -> Reading:
     scanned = scan(spread)
     words = _lower(scanned.words)
     capital = {word.lower() for word in scanned.words[1:] if word != word.lower()}
+    telling = _telling_capitals(scanned.words)
     english = _is_english(words)
     if not english:  # accents are letters then, and short forms are words
         scanned = scan(plain)
@@ -146,7 +159,7 @@ def read(text: str) -> Reading:
     spelled: dict[str, str] = {}
     names: set[str] = set()
     for word in words:
-        if english and says_nothing(word):
+        if english and says_nothing(word) and word not in telling:
             continue
         if word.startswith("#"):
             continue
@@ -164,10 +177,29 @@ def read(text: str) -> Reading:
         quantities=scanned.quantities,
         quoted=quoted,
         code=code,
-        symbols=frozenset(_SYMBOLS.findall(plain)),
+        symbols=_symbols(plain),
         names=frozenset(names),
+        capitals=frozenset(capital),
         english=english,
     )
+
+
+def _telling_capitals(words: tuple[str, ...]) -> frozenset[str]:
+    """Words that say something by their capitals only: vitamin A, type I, an AND gate, the WHO."""
+    if not any(word.islower() for word in words):
+        return frozenset()
+    found = {word.lower() for word in words[1:] if word in _ACRONYMS}
+    for before, word in pairwise(words):
+        after_name = before[:1].isupper() and before.lower() not in EMPTY
+        if (word == "A" and before not in ("#", "")) or (word == "I" and (after_name or before.lower() in _NUMBERED)):
+            found.add(word.lower())
+    return frozenset(found)
+
+
+def _symbols(text: str) -> frozenset[str]:
+    """Operators, options and pictures, whatever the spaces around them."""
+    found = {match.replace(" ", "") for match in _SYMBOLS.findall(text)}
+    return frozenset(found | {char for char in text if not char.isascii() and unicodedata.category(char) == "So"})
 
 
 def _lower(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -184,7 +216,7 @@ def _without_accents(text: str) -> str:
 @lru_cache(maxsize=8192)
 def says_nothing(word: str) -> bool:
     """Whether a word, mistyped or not, is one of those that carry no meaning of their own."""
-    if word in EMPTY or (len(word) > 4 and stem(word) in _empty_stems()):
+    if word in EMPTY:
         return True
     return len(word) > 3 and not is_word(word) and any(len(known) > 3 and misspelt(word, known) for known in EMPTY)
 
@@ -192,8 +224,14 @@ def says_nothing(word: str) -> bool:
 @lru_cache(maxsize=8192)
 def meaning(word: str) -> str:
     """The stem of an English word, one for all its spellings and near synonyms."""
-    made = stem(unit_word(american(word)))
-    return _same().get(made, made)
+    spelled = unit_word(american(word))
+    made = stem(spelled)
+    if made in _same():
+        return _same()[made]
+    # A manager is not management, though they have one stem.
+    singular = spelled.removesuffix("s")
+    suffix = next((end for end in _SUFFIXES if singular.endswith(end) and not made.endswith(end[:3])), "")
+    return made + suffix
 
 
 def normal(text: str) -> str:

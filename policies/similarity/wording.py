@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from policies.similarity.lexicon import misspelt
+from policies.similarity.lexicon import is_word, misspelt
 from policies.similarity.quantities import is_unit
 from policies.similarity.text import Reading, fold, meaning, says_nothing
 
+PAIRS = 400
+"""More pairs of words than this are not looked at for typing mistakes."""
 PASSAGE = 15
 """So many words in a row that two texts share are a passage that both are about."""
 _DAYS = "monday tuesday wednesday thursday friday saturday sunday"
@@ -42,12 +44,19 @@ def residue(a: Reading, b: Reading) -> tuple[tuple[str, ...], tuple[str, ...]]:
     right = [word for word in dict.fromkeys(b.content) if word not in ours]
     left, right = _without_compounds(a, b, left, right)
     right, left = _without_compounds(b, a, right, left)
-    for word in list(left):
-        twin = next((other for other in right if misspelt(a.spelled[word], b.spelled[other])), None)
+    for word in list(left) if len(left) * len(right) <= PAIRS else ():
+        twin = next((other for other in right if _mistyped(a, b, word, other)), None)
         if twin is not None:
             left.remove(word)
             right.remove(twin)
     return (*left,), (*right,)
+
+
+def _mistyped(a: Reading, b: Reading, word: str, other: str) -> bool:
+    """Whether two words are one, mistyped; a name that was written as one is what it says."""
+    mine, yours = a.spelled[word], b.spelled[other]
+    written = (mine in a.capitals and not is_word(mine)) or (yours in b.capitals and not is_word(yours))
+    return misspelt(mine, yours) and not (written and fold(mine) != fold(yours))
 
 
 def _without_compounds(a: Reading, b: Reading, words: list[str], others: list[str]) -> tuple[list[str], list[str]]:

@@ -108,7 +108,7 @@ DIFFERENT = [
     ("Explain vaccines", "Explain vaccines step by step", "form"),
     ("How does TCP work?", "Briefly, how does TCP work?", "form"),
     # direction, order, roles
-    ("Translate from French to German", "Translate from German to French", "order"),
+    ("Migrate from Gmail to Proton", "Migrate from Proton to Gmail", "order"),
     ("Convert USD to EUR", "Convert EUR to USD", "order"),
     ("merge develop into main", "merge main into develop", "order"),
     ("Is Paris bigger than London?", "Is London bigger than Paris?", "order"),
@@ -233,3 +233,94 @@ def test_long_texts_are_the_same_only_letter_by_letter_and_cost_no_time() -> Non
     for text in ("“" * 8000, "word " * 5000, "a" * 100_000, '"' * 20_000):
         assert veto(text, text + "!") == "length" and veto(text, text) == ""
     assert time.perf_counter() - started < 0.5
+
+
+# What a review found by trying a thousand pairs; whichever guard says so.
+FOUND = [
+    ("Is 50 mg of zoloft and 100 mg of trazodone safe?", "Is 100 mg of zoloft and 50 mg of trazodone safe?"),
+    ("a cake with 3 eggs and 7 apples", "a cake with 7 eggs and 3 apples"),
+    ("I earn 3000 and spend 2000", "I earn 2000 and spend 3000"),
+    ("If x = 5 and y = 7, what is x - y?", "If x = 7 and y = 5, what is x - y?"),
+    ("mix in a ratio of 1:2", "mix in a ratio of 2:1"),
+    ("What is new in Python 3.1?", "What is new in Python 3.10?"),
+    ("where is order 1002003004001", "where is order 1002003004002"),
+    ("weather for zip code 02134", "weather for zip code 2134"),
+    ("chmod 0755", "chmod 755"),
+    ("flights from Paris", "flights to Paris"),
+    ("transfer money to my savings account", "transfer money from my savings account"),
+    ("How do I migrate to PostgreSQL?", "How do I migrate from PostgreSQL?"),
+    ("When will you pay me?", "When will I pay you?"),
+    ("Do you deliver to me?", "Do I deliver to you?"),
+    ("Did I hurt him?", "Did he hurt me?"),
+    ("Who is the CEO of Apple?", "Who was the CEO of Apple?"),
+    ("Is Taylor Swift married?", "Was Taylor Swift married?"),
+    ("Did Russia attack Ukraine?", "Will Russia attack Ukraine?"),
+    ("Do I have to pay tax on gifts?", "Can I pay tax on gifts?"),
+    ("Must employees work overtime?", "Can employees work overtime?"),
+    ("Do I need a passport and a visa?", "Do I need a passport or a visa?"),
+    ("Did France and Italy attack Germany?", "Did Germany attack France and Italy?"),
+    ("Did the teacher hit the student and leave?", "Did the student hit the teacher and leave?"),
+    ("How do I turn on dark mode?", "How do I turn dark mode off?"),
+    ("Graph y >= x", "Graph y <= x"),
+    ("Solve x+5=10", "Solve x-5=10"),
+    ("Factor x^2 - y^2", "Factor x^2 + y^2"),
+    ("simplify x/2", "simplify 2/x"),
+    ("echo hi > file", "echo hi >> file"),
+    ("what does chmod u+x do", "what does chmod u-x do"),
+    ("what does ls -lA do", "what does ls -la do"),
+    ("what does \\d match", "what does \\D match"),
+    ("what does [1:] mean", "what does [:1] mean"),
+    ("a motor of 5 mW", "a motor of 5 MW"),
+    ("What is hepatitis A?", "What is hepatitis?"),
+    ("foods with vitamin A", "foods with vitamin"),
+    ("When did World War I start?", "When did World War start?"),
+    ("What is a Type I error?", "What is a type error?"),
+    ("How does an AND gate work?", "How does an OR gate work?"),
+    ("Is bitcoin mining legal in China?", "Is bitcoin legal in China?"),
+    ("What is term life insurance?", "What is life insurance?"),
+    ("How do I reset my router settings?", "How do I reset my router?"),
+    ("How do I open a current account?", "How do I open an account?"),
+    ("How do you make bleach?", "How do you use bleach?"),
+    ("list git tags", "create git tags"),
+    ("What is the best treatment for gout?", "What is the current treatment for gout?"),
+    ("How many European countries are there?", "How many EU countries are there?"),
+    ("Is gambling legal in my state?", "Is gambling legal in the US?"),
+    ("Tylenol dose for a baby", "Tylenol dose for a newborn"),
+    ("What does a project manager do?", "What does project management do?"),
+    ("What are employer taxes?", "What are employment taxes?"),
+    ("routing in AngularJS", "routing in Angular"),
+    ("hooks in Preact", "hooks in React"),
+    ("install Kubuntu", "install Ubuntu"),
+    ("500 mg and 200 mg ibuprofen", "700 mg ibuprofen"),
+    ("Is it safe to stop taking aspirin?", "Is it not safe to stop taking aspirin?"),
+    ("Where can I smoke in Japan?", "Can I smoke in Japan?"),
+    ("What do cats eat?", "Do cats eat?"),
+    ("How much vitamin D?", "too much vitamin D"),
+    ("is it already open", "is it still open"),
+    ("What does 😀 mean?", "What does 😡 mean?"),
+]
+FOUND_SAME = [
+    ("Why doesn't my phone charge?", "Why does my phone not charge?"),
+    ("world war ii causes", "World War II causes"),
+    ("½ cup of sugar", "1/2 cup of sugar"),
+    ("2½ cups", "2.5 cups"),
+    ("the 4th of July 1776", "July 4, 1776"),
+    ("translate hello to French", "translate hello into French"),
+    ("in what year did Rome fall", "when did Rome fall"),
+    ("excuse me, how do I cook rice", "how do I cook rice"),
+    ("could you tell me in advance how to pay", "tell me how to pay"),
+    ("100M users", "100 million users"),
+    ("theatre tickets", "theater tickets"),
+    ("What is the name of the capital of Peru?", "What is the capital of Peru?"),
+    ("What kind of dog is best?", "Which dog is best?"),
+]
+
+
+@pytest.mark.parametrize(("a", "b"), FOUND)
+def test_what_decides_is_seen_wherever_it_stands(a: str, b: str) -> None:
+    assert veto(a, b) and veto(b, a)
+
+
+@pytest.mark.parametrize(("a", "b"), FOUND_SAME)
+def test_what_decides_nothing_is_overlooked(a: str, b: str) -> None:
+    assert veto(a, b) == "" == veto(b, a)
