@@ -79,7 +79,8 @@ class EmbeddingsEndpoint(Endpoint):
             places = list(range(len(found)))
             dispatched, copy = await self._asked(asked, request, raw)
             result = embeddings.computed(copy, len(places)) if dispatched.reply.status == 200 else None
-        reason = f"{len(found) - len(places)}-of-{len(found)}-known"
+        known = sum(body is not None for body in found) if len(places) < len(found) else 0
+        reason = f"{known}-of-{len(found)}-known"
         whole = copy
         if result is not None and len(places) < len(found):
             whole = embeddings.merged(asked, found, places, result[1], result[0])

@@ -38,6 +38,8 @@ def render(body: dict[str, Any], include_usage: bool = True) -> list[ChatComplet
     return [ChatCompletionChunk.model_validate(orjson.loads(item), strict=False) for item in data[:-1]]
 
 
+TWO = completion({"content": "first answer, of several words"})
+TWO["choices"].append({**TWO["choices"][0], "index": 1, "message": {"role": "assistant", "content": "second one"}})
 BODIES = [
     completion({"content": "Hello there, how are you? I am fine.\n\nBye."}),
     completion({"content": None, "tool_calls": [TOOL_CALL, {**TOOL_CALL, "id": "call_2"}]}, "tool_calls"),
@@ -55,7 +57,7 @@ BODIES = [
 ]
 
 
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body", [*BODIES, TWO])
 @pytest.mark.parametrize("include_usage", [True, False])
 def test_an_answer_survives_being_streamed_and_read_back(body: dict[str, Any], include_usage: bool) -> None:
     pieces = b"".join(openai_chat.render_stream(orjson.dumps(body), "chatcmpl-1", 7, include_usage))

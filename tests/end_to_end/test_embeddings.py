@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -113,6 +114,26 @@ def test_controls_hold_for_embeddings(gateway: Gateway, upstream: FakeServer) ->
     assert post("c1", cache_control="no-cache") == "miss" and post("c1", x_hitherto_namespace="n") == "miss"
     assert post("c2", cache_control="only-if-cached") == 504
     assert gateway.client.post("/v1/embeddings", json={"model": "nope", "input": "x"}).status_code == 404
+
+
+def test_litellms_control_is_obeyed_and_the_order_of_the_reply_does_not_matter(
+    gateway: Gateway, upstream: FakeServer
+) -> None:
+    def post(value: object, **fields: object) -> httpx.Response:
+        return gateway.client.post("/v1/embeddings", json={"model": "m", "input": value, **fields})
+
+    post("l1")
+    assert post("l1", cache={"no-cache": True}).headers["x-hitherto-cache"] == "miss"
+    assert "cache" not in upstream.app.seen[-1].json() and post("l1").headers["x-hitherto-cache"] == "exact"
+    rows = b'{"object":"list","model":"m","data":[{"index":1,"embedding":[2]},{"index":0,"embedding":[1]}]}'
+    upstream.app.scripts = [Script(raw=rows)]
+    post(["first", "second"])
+    both = post(["second", "first"])
+    assert both.headers["x-hitherto-cache"] == "exact"
+    assert [item["embedding"] for item in both.json()["data"]] == [[2], [1]]
+    upstream.app.scripts = [Script(raw=b'{"object":"list","model":"m","data":[{"index":0,"embedding":null}]}')]
+    post("null")
+    assert post("null").headers["x-hitherto-cache"] == "miss", "nothing is no embedding"
 
 
 def test_stored_embeddings_survive_a_restart(tmp_path: Path, upstream: FakeServer) -> None:

@@ -88,6 +88,43 @@ def test_an_old_answer_serves_while_a_fresh_one_is_computed_once(tmp_path: Path,
     gateway.stop()
 
 
+def test_nobody_refreshes_what_would_not_be_kept(tmp_path: Path, upstream: FakeServer) -> None:
+    gateway = started(tmp_path, upstream, ttl="300ms", revalidate="60s")
+    gateway.chat("swr, but no store")
+    time.sleep(0.4)
+    upstream.app.seen.clear()
+    for _ in range(3):
+        assert said(gateway.chat("swr, but no store", {"cache-control": "no-store"}))[0] == "stale"
+    time.sleep(0.3)
+    assert upstream.app.seen == []
+    gateway.stop()
+
+
+def test_a_fresh_answer_was_asked_for_and_a_failure_says_so(gateway: Gateway, upstream: FakeServer) -> None:
+    gateway.chat("no stale one, please")
+    upstream.app.script = Script(status=500)
+    assert gateway.chat("no stale one, please", {"cache-control": "no-cache"}).status_code == 500
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields"),
+    [
+        ({"x-hitherto-ttl": "1s"}, {}),
+        ({}, {"cache": {"ttl": 1}}),
+        ({"x-portkey-config": '{"cache": {"mode": "simple", "max_age": 1}}'}, {}),
+    ],
+)
+def test_a_ttl_is_in_seconds_in_every_language(
+    gateway: Gateway, headers: dict[str, str], fields: dict[str, object]
+) -> None:
+    text = f"ttl in {sorted(headers)} {sorted(fields)}"
+    gateway.chat(text, headers, **fields)
+    hit = gateway.chat(text, headers, **fields)
+    assert hit.headers["x-hitherto-cache"] == "exact" and "ttl=0;" in hit.headers["cache-status"]
+    time.sleep(1.05)
+    assert gateway.chat(text, headers, **fields).headers["x-hitherto-cache"] == "miss"
+
+
 def test_variety_comes_from_buckets_in_turn(tmp_path: Path, upstream: FakeServer) -> None:
     gateway = started(tmp_path, upstream, sampling="{buckets: 3}")
     upstream.app.scripts = [Script(text=f"joke {number}") for number in range(5)]
@@ -147,6 +184,21 @@ def test_nearly_identical_questions_share_what_is_under_way(gateway: Gateway, up
         "collapsed-near", replies[2].headers["x-hitherto-reason"], "collapsed-near"]  # fmt: skip
     assert not replies[2].headers["x-hitherto-reason"].startswith("collapsed")
     assert [seen.json()["messages"][0]["content"] for seen in upstream.app.seen] == [asked[0], asked[2]]
+
+
+def test_who_wants_its_own_words_answered_shares_nothing_near(gateway: Gateway, upstream: FakeServer) -> None:
+    upstream.app.script = Script(text="Quito", delay=0.8)
+    simple = {"x-portkey-config": '{"cache": {"mode": "simple"}}'}
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(gateway.chat, "What is the capital of Ecuador?", simple)
+        time.sleep(0.2)
+        with httpx.Client(base_url=gateway.url, timeout=30, trust_env=False) as client:
+            body = {"model": "m", "messages": [{"role": "user", "content": "Tell me the capital of Ecuador"}]}
+            second = client.post("/v1/chat/completions", json=body, headers=simple)
+        assert first.result().status_code == 200 and not second.headers["x-hitherto-reason"].startswith("collapsed")
+    assert len(upstream.app.seen) == 2
+    again = gateway.chat("Ecuador has which capital?", simple)
+    assert again.headers["x-hitherto-cache"] == "miss" and again.headers["x-hitherto-reason"] == "exact-only"
 
 
 def run(gateway: Gateway, *arguments: str) -> str:

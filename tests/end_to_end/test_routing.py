@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.fake import FakeServer
+from backends.fake import FakeServer, Script
 from tests.conftest import Gateway
 
 
@@ -27,6 +27,7 @@ backends:
 models:
   a: {{try: [first]}}
   b: {{try: [{{backend: second, model: its-name-there}}]}}
+  both: {{try: [first, second]}}
 cache: {{semantic: false}}
 """
     gateway = Gateway(tmp_path_factory.mktemp("routing"), config)
@@ -49,6 +50,33 @@ def test_a_model_that_nobody_routed_goes_nowhere(gateway: Gateway) -> None:
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/files", "/v1/audio/speech"])
 def test_what_later_requests_may_name_stays_with_the_default_backend(gateway: Gateway, path: str) -> None:
     assert gateway.client.post(path, json={"model": "b"}).headers["x-hitherto-backend"] == "first"
+
+
+def test_a_fallbacks_answer_is_not_kept_as_the_first_ones(
+    gateway: Gateway, upstreams: tuple[FakeServer, FakeServer]
+) -> None:
+    first, second = upstreams
+    first.app.script, second.app.script = Script(status=503), Script(text="fallback")
+    reply = gateway.chat("who answers?", model="both", temperature=0)
+    assert reply.json()["choices"][0]["message"]["content"] == "fallback"
+    assert reply.headers["x-hitherto-backend"] == "second"
+    vectors = {"model": "both", "input": "who answers?"}
+    assert gateway.client.post("/v1/embeddings", json=vectors).headers["x-hitherto-backend"] == "second"
+    first.app.script = Script(text="first")
+    for expected in ("miss", "exact"):
+        reply = gateway.chat("who answers?", model="both", temperature=0)
+        assert reply.headers["x-hitherto-cache"] == expected
+        assert reply.json()["choices"][0]["message"]["content"] == "first"
+    assert gateway.client.post("/v1/embeddings", json=vectors).headers["x-hitherto-cache"] == "miss"
+    assert gateway.client.post("/v1/embeddings", json=vectors).headers["x-hitherto-cache"] == "exact"
+    first.app.script = second.app.script = Script()
+
+
+def test_users_behind_a_proxy_that_names_them_share_nothing(gateway: Gateway) -> None:
+    def ask(user: str) -> str:
+        return gateway.chat("What is my balance?", {"x-forwarded-user": user}, model="a").headers["x-hitherto-cache"]
+
+    assert [ask("alice"), ask("bob"), ask("alice")] == ["miss", "miss", "exact"]
 
 
 def test_text_completions_are_metered(tmp_path: Path, model_folder: Path) -> None:

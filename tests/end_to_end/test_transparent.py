@@ -74,6 +74,26 @@ def test_asking_twice_asks_the_upstream_once(sdk: openai.OpenAI, upstream: FakeS
     assert len(upstream.app.seen) == 1
 
 
+def test_another_gateways_controls_are_no_credentials(gateway: Gateway) -> None:
+    mine = {"authorization": "Bearer sk-portkey"}
+    for number in range(2):
+        reply = gateway.chat("controls?", {**mine, "x-portkey-trace-id": str(number)})
+        assert reply.headers["x-hitherto-cache"] == ("exact" if number else "miss")
+    forced = {**mine, "x-portkey-cache-force-refresh": "true"}
+    assert gateway.chat("controls?", forced).headers["x-hitherto-cache"] == "bypass"
+    assert gateway.chat("controls?", {**mine, "x-portkey-api-key": "another"}).headers["x-hitherto-cache"] == "miss"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_very_long_answer_arrives_whole_and_is_not_kept(gateway: Gateway, upstream: FakeServer, stream: bool) -> None:
+    upstream.app.script = Script(text="word " * 1_200_000)
+    for _ in range(2):
+        reply = gateway.chat(f"long? {stream}", AUTH, stream=stream, temperature=0)
+        assert reply.headers["x-hitherto-cache"] == "miss" and reply.text.count("word") == 1_200_000
+    assert '"stored":"too-long"' in gateway.log
+    upstream.app.script = Script()
+
+
 def test_other_credentials_find_nothing(gateway: Gateway, upstream: FakeServer) -> None:
     for key in ("sk-client", "sk-other"):
         reply = gateway.chat("whose?", {"authorization": f"Bearer {key}"})

@@ -81,6 +81,9 @@ def test_identical_requests_to_several_workers_make_one_upstream_call(tmp_path: 
     assert eventually(lambda: has() == {200}, 10)
     assert gateway.client.post("/admin/cache/purge", json={"all": True}).json()["entries"] >= 1
     assert eventually(lambda: has() == {504}, 10)
+    # Nor does a flight of before live on in any of them.
+    fake.app.script = Script(text="anew")
+    assert all('"anew"' in ask(False) for _ in range(12)) and ask(True).endswith("data: [DONE]\n\n")
     gateway.stop()
 
 
