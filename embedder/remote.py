@@ -28,9 +28,7 @@ class RemoteEncoder:
         except (httpx.HTTPError, KeyError, ValueError, IndexError) as error:
             raise EncoderNotFound(f"embedding model {model!r} at {url}: {error}") from error
         self.dimensions = len(probe)
-        # Another model may be put behind the same name: then its vectors are others, too.
-        signs = "".join("+" if part > 0 else "-" for part in probe)
-        self.fingerprint = fingerprint([], f"remote {url} {model} {signs}")
+        self.fingerprint = fingerprint([], f"remote {url} {model} {self.dimensions}")
 
     def fits(self, text: str) -> bool:
         return len(text.encode("utf-8", "replace")) <= WINDOW_BYTES

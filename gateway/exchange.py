@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from backends import asgi
 from backends.protocol import Answer
@@ -28,6 +29,29 @@ class Incoming:
     def query(self) -> str:
         query: bytes = self.scope["query_string"]
         return query.decode("latin-1")
+
+
+class Body(AsyncGenerator[bytes, None]):
+    """A body on its way, to be closed by whoever takes it.
+
+    A plain generator that is closed before it was begun skips its own `finally`; this one cleans up all the same.
+    """
+
+    def __init__(self, chunks: AsyncGenerator[bytes, None], cleanup: Callable[[], Awaitable[None]]) -> None:
+        """`cleanup` may be called twice."""
+        self._chunks, self._cleanup = chunks, cleanup
+
+    async def asend(self, value: None) -> bytes:
+        return await self._chunks.asend(value)
+
+    async def athrow(self, *error: Any) -> bytes:
+        return await self._chunks.athrow(*error)
+
+    async def aclose(self) -> None:
+        try:
+            await self._chunks.aclose()
+        finally:
+            await self._cleanup()
 
 
 @dataclass(slots=True)

@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import Generic, TypeVar
+
+from gateway.exchange import Body
 
 BUFFER_LIMIT = 4 << 20
 """A flight that has brought more bytes takes no new followers and forgets what all of them have; whoever is twice as
@@ -40,6 +43,7 @@ class Flight(Generic[Head]):
         self._bytes = 0
         self._at: dict[object, tuple[int, int]] = {}
         """How many chunks and bytes each rider has."""
+        self._aboard: set[object] = set()
         self._pulling: asyncio.Task[None] | None = None
         self._landed = False
         self._error: Exception | None = None
@@ -61,10 +65,20 @@ class Flight(Generic[Head]):
             raise
         return head
 
-    async def ride(self) -> AsyncGenerator[bytes, None]:
-        """The body from its beginning."""
+    def ride(self) -> Body:
+        """The body from its beginning; close it."""
         me = object()
         self._at[me] = (0, 0)
+        self._aboard.add(me)
+        return Body(self._ride(me), partial(self._get_off, me))
+
+    async def _get_off(self, me: object) -> None:
+        self._at.pop(me, None)
+        if me in self._aboard:
+            self._aboard.remove(me)
+            await self.leave()
+
+    async def _ride(self, me: object) -> AsyncGenerator[bytes, None]:
         try:
             while True:
                 if me not in self._at:
@@ -81,8 +95,7 @@ class Flight(Generic[Head]):
                 else:
                     return
         finally:
-            self._at.pop(me, None)
-            await self.leave()
+            await self._get_off(me)
 
     def close(self) -> None:
         """Take no more followers."""

@@ -100,9 +100,15 @@ class Pipeline:
             if (old := await self._stale(flying)) is None:
                 raise
             return old
-        if served.status in _TRANSIENT and (old := await self._stale(flying)) is not None:
-            await _let_go(served)
-            return old
+        if served.status in _TRANSIENT:
+            try:
+                old = await self._stale(flying)
+            except BaseException:  # the client has left
+                await _let_go(served)
+                raise
+            if old is not None:
+                await _let_go(served)
+                return old
         return served
 
     async def _stale(self, flying: _Computation) -> Served | None:
@@ -212,8 +218,9 @@ class Pipeline:
             try:
                 served = await self._led(flying)
                 assert served.chunks is not None
-                async for _ in served.chunks:
-                    pass
+                async with aclosing(served.chunks) as chunks:
+                    async for _ in chunks:
+                        pass
             except BackendError:
                 pass  # the stale answer goes on serving for as long as it may
             except Exception:
@@ -291,11 +298,12 @@ class _Computation:
 
 
 async def _let_go(served: Served) -> None:
-    """Give up a response that nobody will read. A generator that was never begun would not clean up."""
+    """Give up a response that nobody will read."""
     if served.chunks is not None:
-        async with aclosing(served.chunks) as chunks:
-            async for _ in chunks:
-                break
+        try:
+            await served.chunks.aclose()
+        except BackendError:
+            pass
 
 
 async def _one(body: bytes) -> AsyncGenerator[bytes, None]:

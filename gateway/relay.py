@@ -12,7 +12,7 @@ from gateway.cache.lookup import Lookup
 from gateway.cache.question import Question
 from gateway.dispatch import Dispatched
 from gateway.errors import refusal
-from gateway.exchange import COPY_LIMIT, Served
+from gateway.exchange import COPY_LIMIT, Body, Served
 
 _TERMINAL = re.compile(rb"data: ?\[DONE\]\s*$")
 
@@ -40,7 +40,8 @@ def relayed(
     served = Served(reply.status, headers, started=started, tenant=question.tenant, model=question.view.model)
     served.backend, served.backend_kind = dispatched.backend, dispatched.kind
     served.cache, served.reason = tier, lookup.reason
-    served.chunks = _Remembering(answers, question, lookup, dispatched, served, parts).chunks()
+    remembering = _Remembering(answers, question, lookup, dispatched, served, parts)
+    served.chunks = Body(remembering.chunks(), reply.close)
     return served
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from backends.engine.backend import EngineBackend
 from backends.protocol import Backend, Duration
 from gateway.api.auth import OpenAuth, TransparentAuth
-from gateway.cache.control import Control
+from gateway.cache.control import Control, StoreBusy
 from gateway.stores.contract import Selector
 from gateway.templates import Warmer
 
@@ -109,7 +109,10 @@ def cache_router(control: Control, auth: OpenAuth | TransparentAuth) -> APIRoute
         if selector == Selector() and not purge.all:
             message = "say what to purge: entry, tag, model, tenant or older_than; or all: true"
             return JSONResponse({"error": {"message": message}}, 400)
-        return JSONResponse(await control.purge(selector, purge.dry_run))
+        try:
+            return JSONResponse(await control.purge(selector, purge.dry_run))
+        except StoreBusy as error:
+            return JSONResponse({"error": {"message": str(error)}}, 503)
 
     @api.post("/cache/feedback")
     async def feedback(report: Feedback) -> JSONResponse:
@@ -118,6 +121,8 @@ def cache_router(control: Control, auth: OpenAuth | TransparentAuth) -> APIRoute
             return JSONResponse(await control.bad_hit(report.entry, report.question))
         except LookupError as error:
             return JSONResponse({"error": {"message": str(error)}}, 404)
+        except StoreBusy as error:
+            return JSONResponse({"error": {"message": str(error)}}, 503)
 
     @api.post("/explain")
     async def explain(asked: Explain) -> dict[str, Any]:

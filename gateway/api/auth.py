@@ -10,6 +10,9 @@ from functools import lru_cache
 
 _CREDENTIAL = re.compile(r".*(auth|key|token|secret|cookie|session|account|subscription|credential|password).*")
 
+_PORTKEY_WORDS = ("x-portkey-cache-", "x-portkey-trace-id", "x-portkey-metadata")
+"""Its other headers are keys, or may hold some."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
@@ -25,8 +28,8 @@ OPEN = Tenant("open")
 @lru_cache(maxsize=1024)  # the same few names come with every request
 def is_credential(header: str) -> bool:
     """Whether a header (lower case) may say who the client is: `authorization`, `x-api-key`, `cookie`, …"""
-    if header.startswith("x-portkey-"):  # "key" is part of that name
-        header = header.removeprefix("x-portkey-")
+    if header.startswith(_PORTKEY_WORDS):  # "key" is part of that name
+        return False
     return _CREDENTIAL.fullmatch(header) is not None and header != "idempotency-key"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from typing import Any
 
 import orjson
 
@@ -18,6 +20,9 @@ from gateway.exchange import Incoming, Served
 from gateway.metrics import Metrics
 from policies.cacheability import CacheRules
 from policies.controls import is_litellm_control, parse_controls
+
+LIMIT = 64 << 20
+"""Longer answers are passed on, but not remembered."""
 
 
 class EmbeddingsEndpoint(Endpoint):
@@ -73,21 +78,26 @@ class EmbeddingsEndpoint(Endpoint):
         started: float,
     ) -> Served:
         dispatched, copy = await self._asked(asked, request, raw if len(places) == len(found) else asked.body(places))
-        result = embeddings.computed(copy, len(places)) if dispatched.reply.status == 200 else None
+        result = await self._read(dispatched, copy, len(places))
         if result is None and dispatched.reply.status == 200 and len(places) < len(found):
             # Not what was expected for a part of the inputs: the client shall have the answer to what it asked.
             places = list(range(len(found)))
             dispatched, copy = await self._asked(asked, request, raw)
-            result = embeddings.computed(copy, len(places)) if dispatched.reply.status == 200 else None
+            result = await self._read(dispatched, copy, len(places))
         known = sum(body is not None for body in found) if len(places) < len(found) else 0
         reason = f"{known}-of-{len(found)}-known"
         whole = copy
         if result is not None and len(places) < len(found):
-            whole = embeddings.merged(asked, found, places, result[1], result[0])
+            whole = await asyncio.to_thread(embeddings.merged, asked, found, places, result[1], result[0])
         served = self._response(asked, whole, "miss", reason, started)
-        ours = (b"content-length", b"date", b"content-type", b"content-encoding", b"x-request-id")
+        ours = [b"content-length", b"date", b"x-request-id"]
+        if whole is copy:
+            served.headers = [pair for pair in served.headers if pair[0] != b"content-type"]
+        else:
+            ours += [b"content-type", b"content-encoding"]
         served.headers += [pair for pair in dispatched.reply.headers if pair[0] not in ours]
-        served.status, served.stored = dispatched.reply.status, "unfit"
+        served.status = dispatched.reply.status
+        served.stored = "unfit" if served.status == 200 else f"status-{served.status}"
         if result is not None:
             served.stored = (
                 "fallback" if dispatched.fallback else self._kept(asked, places, result[1], dispatched.backend)
@@ -98,6 +108,14 @@ class EmbeddingsEndpoint(Endpoint):
         served.backend, served.backend_kind = dispatched.backend, dispatched.kind
         served.headers.append((b"x-hitherto-backend", dispatched.backend.encode()))
         return served
+
+    async def _read(self, dispatched: Dispatched, copy: bytes, count: int) -> tuple[dict[str, Any], list[bytes]] | None:
+        """What a backend computed, taken apart in a thread where it is much; None if it is unfit or too much."""
+        if dispatched.reply.status != 200 or len(copy) > LIMIT:
+            return None
+        if len(copy) < 1 << 18:
+            return embeddings.computed(copy, count)
+        return await asyncio.to_thread(embeddings.computed, copy, count)
 
     async def _asked(self, asked: embeddings.Batch, request: Incoming, raw: bytes) -> tuple[Dispatched, bytes]:
         """A backend's whole response."""

@@ -19,7 +19,7 @@ from backends.protocol import Answer
 from gateway.cache.asking import Asking
 from gateway.cache.feed import Feed
 from gateway.cache.lookup import Found, Lookup, Tier
-from gateway.cache.memory import Memory
+from gateway.cache.memory import Memory, cost
 from gateway.cache.question import Question
 from gateway.cache.writer import Writer
 from gateway.metrics import Metrics
@@ -62,6 +62,7 @@ class Answers:
         self._deadline = deadline
         self._reader = ThreadPoolExecutor(2, "answers-read")
         self._side = ThreadPoolExecutor(2, "answers-aside")
+        self._lessor = ThreadPoolExecutor(1, "answers-lease")
         self.writer = Writer(store, self.is_current, self.fault)
         self._tasks: set[asyncio.Task[None]] = set()
         self._denied: set[tuple[bytes, bytes]] = set()
@@ -110,6 +111,7 @@ class Answers:
         await self.writer.close()
         self._reader.shutdown()
         self._side.shutdown()
+        self._lessor.shutdown()
         if self.semantic is not None:
             await asyncio.to_thread(self.semantic.close)
         self.store.close()
@@ -128,9 +130,7 @@ class Answers:
         readable = cacheability.may_read(question.view, question.rules, question.controls)
         if not readable.exact:
             return Lookup("bypass", readable.reason)
-        found, unfit = await self._safely(question.key, question)
-        if found is not None and found.alias and not readable.semantic:
-            found, unfit = None, readable.reason  # another wording's answer, and this request wants its own
+        found, unfit = await self._exact(question)
         if found is not None:
             tier: Tier = "stale" if found.stale else "alias" if found.alias else "exact"
             return Lookup(tier, entry=found.entry)
@@ -143,8 +143,17 @@ class Answers:
 
     async def again(self, question: Question) -> Entry | None:
         """The exact entry of a question that was looked up before, if somebody else has stored it meanwhile."""
-        found, _ = await self._safely(question.key, question)
-        return found.entry if found is not None else None
+        found, _ = await self._exact(question)
+        return found.entry if found is not None and not found.stale else None
+
+    async def _exact(self, question: Question) -> tuple[Found | None, str]:
+        """The entry under the question's own key, or None and why not."""
+        found, unfit = await self._safely(question.key, question)
+        if found is not None and found.alias:
+            readable = cacheability.may_read(question.view, question.rules, question.controls)
+            if not readable.semantic:
+                return None, readable.reason  # another wording's answer, and this request wants its own
+        return found, unfit
 
     async def stale(self, question: Question) -> Entry | None:
         """An answer whose time is up, for when no backend gives another, as far as the rules allow it."""
@@ -166,9 +175,9 @@ class Answers:
         """Whether that answer was reported wrong for this question."""
         return (question.key, key) in self._denied
 
-    async def settled(self) -> None:
-        """Return when what was remembered so far is written."""
-        await self.writer.settled()
+    async def settled(self) -> bool:
+        """Return when what was remembered so far has been tried to be written: whether it is."""
+        return await self.writer.settled()
 
     def turn(self, key: bytes, buckets: int) -> int:
         """Which of several answers a request that wants variety gets now: each in turn."""
@@ -205,14 +214,14 @@ class Answers:
             has_usage=complete,
             created=now,
             expires=expires,
-            cost=_cost(answer, body),
+            cost=cost(answer, body),
             stale_until=expires + question.rules.stale,
             tags=question.controls.tags,
             embeds=view.question is not None and cacheability.may_read(view, question.rules, controls).semantic,
         )
         self.keep(entry)
         if entry.embeds and self.semantic is not None:
-            vector = self.semantic.add(entry.scope, entry.key, entry.question or "", _vector_of(lookup))
+            vector = self.semantic.add(entry.scope, entry.key, entry.question or "", lookup.packed())
             self._background(self._write_vector(entry, vector))
         if lookup.near is not None:
             self._background(self._learn(question, lookup.near, entry))
@@ -227,6 +236,10 @@ class Answers:
         self._described.add(question.scope)
         self.writer.describe(Shape(question.scope, parts()))
 
+    def describe_anew(self) -> None:
+        """What scopes are made of may have been dropped from the store."""
+        self._described.clear()
+
     def forget(self, found: list[tuple[bytes, float]]) -> None:
         """Forget entries here and wherever the store is shared."""
         self._forget([key for key, _ in found])
@@ -240,6 +253,10 @@ class Answers:
     def deny(self, asked: bytes, entry: bytes) -> None:
         """Never again serve an entry to the question with the key `asked`."""
         self._denied.add((asked, entry))
+
+    async def leasing(self, call: Any, *arguments: Any) -> Any:
+        """As `aside`, without waiting for what others read there."""
+        return await asyncio.get_running_loop().run_in_executor(self._lessor, call, *arguments)
 
     async def aside(self, call: Any, *arguments: Any) -> Any:
         """The result of a blocking call of the store, made from a thread that no lookup waits for."""
@@ -471,19 +488,3 @@ class Answers:
 
 def _patient(rules: CacheRules) -> CacheRules:
     return replace(rules, stale_while_revalidate=max(rules.stale_while_revalidate, rules.stale_if_error))
-
-
-def _cost(answer: Answer, body: bytes) -> float:
-    """What an answer took to compute, in prompt tokens: most prices ask four times as much for a token of output."""
-    if answer.usage is None:
-        return len(body) / 4
-    return answer.usage.prompt + 4.0 * answer.usage.completion
-
-
-def _vector_of(lookup: Lookup) -> bytes | None:
-    """The question's packed vector, if the lookup has made it by now."""
-    known = lookup.neighbours
-    if known is None or not known.done() or known.cancelled() or known.exception() is not None:
-        return None
-    result = known.result()
-    return result.packed if result is not None else None

@@ -61,7 +61,7 @@ class Asking:
             return None
         vectors = [vector, *(other.vector for other in asked)]
         await asyncio.wait(vectors, timeout=WAIT_SECONDS)
-        if not all(_is_made(one) for one in vectors[:1]):
+        if not _is_made(vector):
             return None
         mine = vector.result()
         threshold = max(question.rules.threshold, question.controls.threshold or 0.0)

@@ -17,6 +17,10 @@ ELSEWHERE = 5
 """How many entries with the same question in other scopes an explanation names."""
 
 
+class StoreBusy(Exception):
+    """The store does not take what an operator's command needs it to take."""
+
+
 class Control:
     """Purge, feedback, statistics and explanations of one gateway's answer cache. Faults of the store are raised."""
 
@@ -26,11 +30,14 @@ class Control:
     async def purge(self, selector: Selector, dry_run: bool = False) -> dict[str, Any]:
         """Forget entries, here and wherever the store is shared: how many, and how many bytes of answers."""
         answers = self._answers
-        await answers.settled()
+        # What waits to be written cannot be found yet, and what cannot be deleted comes back with the next start.
+        if not await answers.settled():
+            raise StoreBusy("the store takes no writes just now, so nothing was purged; see the log")
         found = await answers.aside(answers.store.find, selector)
-        if not dry_run:
+        if found and not dry_run:
             answers.forget([(key, created) for key, created, _ in found])
-            await answers.settled()
+            if not await answers.settled():
+                raise StoreBusy("forgotten here, but the store takes no writes just now: it will be tried again")
         return {"entries": len(found), "bytes": sum(size for _, _, size in found), "dry_run": dry_run}
 
     async def bad_hit(self, entry: str, question: str | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gateway.cache.answers import Answers
 
 FOLLOW_SECONDS = 0.2
-TIDY_SECONDS = 3600.0
+TIDY_SECONDS = 600.0
 REPORTS_EVERY = 25
 """Reports of wrong answers are rare: in every this many-th round they are read."""
 
@@ -27,9 +27,11 @@ class Feed:
         self._followed = (0, 0, 0)
         """The numbers of the newest entry, vector and removal that we know of."""
         self._catching_up = asyncio.Lock()
+        self._begun = 0.0
 
     async def begin(self) -> None:
         """Note where the store stands; to be called before it is read. May raise."""
+        self._begun = time.time()
         self._followed = await self._answers.aside(self._answers.store.last)
 
     async def follow(self) -> None:
@@ -53,11 +55,12 @@ class Feed:
     async def tidy(self) -> None:
         """Drop what belongs to no entry any more, now and then."""
         while True:
+            await asyncio.sleep(TIDY_SECONDS)
             try:
                 await self._answers.aside(self._answers.store.tidy)
+                self._answers.describe_anew()
             except Exception:
                 self._answers.fault("store")
-            await asyncio.sleep(TIDY_SECONDS)
 
     async def embed_the_rest(self) -> None:
         """Vectors for entries without one by this encoder: it was changed, or the process died before it was done."""
@@ -65,12 +68,12 @@ class Feed:
         if semantic is None:
             return
         try:
-            unknown: set[bytes] = set()  # evicted meanwhile, or another process' that we have not heard of
+            unknown: set[bytes] = set()  # evicted meanwhile, or so new that its vector is on its way
             while True:
                 rest = await answers.aside(answers.store.unembedded, semantic.fingerprint, 64 + len(unknown))
                 rest = [row for row in rest if row[0] not in unknown]
                 for key, scope, created, text in rest:
-                    if answers.is_current(key, created):
+                    if created < self._begun and answers.is_current(key, created):
                         packed = await semantic.add(scope, key, text, None)
                         answers.writer.put_vector(Vector(key, scope, created, semantic.fingerprint, packed or b""))
                     else:

@@ -64,7 +64,7 @@ _NEUTRAL = re.compile(
     r"user-agent|accept(-.*)?|content-type|content-length|host|connection|keep-alive|te|transfer-encoding|expect|origin"
     r"|referer|dnt|priority|pragma|cache-control|sec-.*|forwarded|x-real-ip|via|true-client-ip"
     r"|x-forwarded-(for|host|proto|protocol|port|prefix|server|scheme|ssl|path|uri)"
-    r"|cf-(ray|connecting-ip|connecting-ipv6|ipcountry|visitor|worker|ew-via|warp-tag-id)|cdn-loop|upgrade-insecure-requests|x-stainless-.*|idempotency-key|x-hitherto-.*|x-portkey-cache-.*"
+    r"|cf-(ray|connecting-ip|connecting-ipv6|ipcountry|visitor|worker|ew-via|warp-tag-id)|cdn-loop|upgrade-insecure-requests|x-stainless-.*|idempotency-key|x-hitherto-.*|x-portkey-(cache-.*|metadata)"
     r"|traceparent|tracestate|baggage|sentry-trace|x-b3-.*|b3|x-datadog-.*|.*(request|trace|correlation|span)-?id"
 )
 """Request headers that say nothing about the answer: the connection, the client's make, the path it came, tracing."""

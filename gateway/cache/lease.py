@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 
 from gateway.cache.answers import Answers
 from gateway.cache.question import Question
+from gateway.exchange import Body
 from gateway.logs import new_id
 from gateway.stores.contract import Entry
 
@@ -33,17 +33,20 @@ class Leases:
         answers = self._answers
         if not answers.shared or question.controls.no_cache:
             return "", None
-        holder, deadline, ours = new_id(), time.monotonic() + PATIENCE, False
+        holder, ours = new_id(), False
         try:
-            while time.monotonic() < deadline:
-                ours = await answers.aside(answers.store.lease, question.key, holder, LEASE_SECONDS)
-                await answers.feed.catch_up()
-                if (entry := await answers.again(question)) is not None:
-                    self.release(question, holder)
-                    return "", entry
-                if ours:
-                    return holder, None
-                await asyncio.sleep(POLL_SECONDS)
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    ours = await answers.leasing(answers.store.lease, question.key, holder, LEASE_SECONDS)
+                    await answers.feed.catch_up()
+                    if (entry := await answers.again(question)) is not None:
+                        self.release(question, holder if ours else "")
+                        return "", entry
+                    if ours:
+                        return holder, None
+                    await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError:
+            pass
         except Exception:  # without a lease an answer may be computed twice; that is no reason to give none
             answers.fault("lease")
         except BaseException:  # the client has left
@@ -55,17 +58,13 @@ class Leases:
         self, question: Question, holder: str, chunks: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
         """The same body; when it ends, others may go on."""
-        return self._until_read(question, holder, chunks) if holder else chunks
+        if not holder:
+            return chunks
 
-    async def _until_read(
-        self, question: Question, holder: str, chunks: AsyncGenerator[bytes, None]
-    ) -> AsyncGenerator[bytes, None]:
-        try:
-            async for chunk in chunks:
-                yield chunk
-        finally:
-            await chunks.aclose()
+        async def give_back() -> None:
             self.release(question, holder)
+
+        return Body(chunks, give_back)
 
     def release(self, question: Question, holder: str) -> None:
         """Let others go on: the answer is stored, or there will be none."""
@@ -81,6 +80,6 @@ class Leases:
     async def _give_back(self, key: bytes, holder: str) -> None:
         try:
             await self._answers.settled()  # whoever waits looks into the store next
-            await self._answers.aside(self._answers.store.release, key, holder)
+            await self._answers.leasing(self._answers.store.release, key, holder)
         except Exception:
             self._answers.fault("lease")

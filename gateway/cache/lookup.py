@@ -26,6 +26,14 @@ class Lookup:
     near: bytes | None = None
     """The key of a neighbour that was just not near enough: the same answer would make this question its alias."""
 
+    def packed(self) -> bytes | None:
+        """The question's packed vector, if it is made by now."""
+        known = self.neighbours
+        if known is None or not known.done() or known.cancelled() or known.exception() is not None:
+            return None
+        result = known.result()
+        return result.packed if result is not None else None
+
 
 @dataclass(frozen=True, slots=True)
 class Found:

@@ -11,6 +11,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from backends.protocol import Answer
 from gateway.stores.contract import Entry, Known
 
 OVERHEAD = 1000
@@ -111,3 +112,10 @@ def _burden(known: Known, now: float) -> float:
     if known.kept_until <= now:
         return float("inf")
     return max(now - known.used, 1e-6) * (known.size + OVERHEAD) / (known.cost + 1.0)
+
+
+def cost(answer: Answer, body: bytes) -> float:
+    """What an answer took to compute, in prompt tokens: most prices ask four times as much for a token of output."""
+    if answer.usage is None:
+        return len(body) / 4
+    return answer.usage.prompt + 4.0 * answer.usage.completion

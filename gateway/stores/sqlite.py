@@ -24,6 +24,7 @@ CREATE TABLE IF NOT EXISTS answers (
     created REAL NOT NULL, expires REAL NOT NULL, stale_until REAL NOT NULL, cost REAL NOT NULL,
     tags TEXT NOT NULL, target BLOB, embeds INTEGER NOT NULL, seal BLOB NOT NULL
 );
+CREATE INDEX IF NOT EXISTS answers_scope ON answers (scope);
 CREATE TABLE IF NOT EXISTS vectors (
     number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, scope BLOB NOT NULL, created REAL NOT NULL,
     embedder TEXT NOT NULL, packed BLOB NOT NULL
@@ -165,10 +166,13 @@ class SQLiteAnswers:
             self._writer.execute("INSERT OR IGNORE INTO scopes VALUES (?, ?)", (shape.scope, orjson.dumps(shape.parts)))
 
     def tidy(self) -> None:
-        with self._write_lock, self._writer:
-            self._writer.execute("DELETE FROM scopes WHERE scope NOT IN (SELECT scope FROM answers)")
-            self._writer.execute("DELETE FROM denials WHERE entry NOT IN (SELECT key FROM answers)")
-            self._writer.execute("DELETE FROM leases WHERE until < ?", (time.time(),))
+        alone = "SELECT scope FROM scopes WHERE NOT EXISTS (SELECT 1 FROM answers WHERE answers.scope = scopes.scope)"
+        while True:  # piece by piece, since others wait for the lock
+            with self._write_lock, self._writer:
+                done = self._writer.execute(f"DELETE FROM scopes WHERE scope IN ({alone} LIMIT 500)").rowcount
+                self._writer.execute("DELETE FROM leases WHERE until < ?", (time.time(),))
+            if done < 500:
+                return
 
     def described(self, scope: bytes) -> dict[str, str]:
         row = next(self._rows("SELECT parts FROM scopes WHERE scope = ?", scope), None)

@@ -151,8 +151,11 @@ def negation(a: Reading, b: Reading) -> bool:
     if bool(ours) != bool(theirs):
         quiet, loud = (b, a) if ours else (a, b)
         return _SOFT.isdisjoint(set(quiet.words) - set(loud.words))
-    if ours and set(a.content) == set(b.content) and set(ours) != set(theirs):
-        return not (_inverted(a) or _inverted(b))
+    if ours and set(a.content) == set(b.content):
+        if len(ours) != len(theirs):
+            return True
+        if set(ours) != set(theirs):
+            return not (_inverted(a) or _inverted(b))
     return prefixed(a, b)
 
 

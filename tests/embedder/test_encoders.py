@@ -88,14 +88,6 @@ def test_a_remote_encoder_sends_its_key_and_keeps_the_order(
             encoder.encode(["a"])
 
 
-def test_another_model_behind_the_same_name_is_another_encoder(upstream: FakeServer) -> None:
-    def fingerprint(vector: bytes) -> str:
-        upstream.app.scripts = [Script(raw=b'{"data":[{"index":0,"embedding":' + vector + b"}]}")]
-        return RemoteEncoder(upstream.url, "m").fingerprint
-
-    assert fingerprint(b"[1, 2, -3]") == fingerprint(b"[1, 2.01, -3]") != fingerprint(b"[1, -2, 3]")
-
-
 @pytest.mark.parametrize("fields", [{"url": "http://x/v1", "onnx": INT8}, {"key": "env:X"},
                                     {"url": "http://x/v1", "key": "env:NOT_SET_ANYWHERE"}])  # fmt: skip
 def test_an_encoder_that_makes_no_sense_is_refused(fields: dict[str, str]) -> None:

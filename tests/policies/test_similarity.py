@@ -76,6 +76,7 @@ DIFFERENT = [
     ("not mammals but lay eggs", "mammals but do not lay eggs", "negation"),
     ("Can I smoke here?", "Can I never smoke here?", "negation"),
     ("can i pay", "cant i pay", "negation"),
+    ("I can't log in, why do you ask?", "I can't log in, why don't you ask?", "negation"),
     ("vaccinated dog bit a child", "unvaccinated dog bit a child", "negation"),
     ("Pay a registered contractor", "Pay an unregistered contractor", "negation"),
     ("delete the branch if it is merged", "delete the branch unless it is merged", "negation"),
