@@ -336,6 +336,8 @@ class Answers:
 
     async def _safely(self, key: bytes, question: Question) -> tuple[Found | None, str]:
         """An entry or the reason why not, within the deadline and without an exception."""
+        if key not in self.memory:
+            return None, ""
         try:
             async with asyncio.timeout(self._deadline):
                 return await self._fetch(key, question)
