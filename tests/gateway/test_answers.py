@@ -16,11 +16,12 @@ import pytest
 
 from backends.dialects.openai_chat import answer_from_json, view
 from embedder.batcher import Batcher
+from embedder.config import EmbedderConfig
 from embedder.sentence import SentenceEncoder
 from gateway.cache.answers import Answers
 from gateway.cache.key import Scope, key_digest
 from gateway.cache.question import Question
-from gateway.cache.semantic import Semantic
+from gateway.cache.semantic import Semantic, TooNear, load
 from gateway.metrics import Metrics
 from gateway.stores.contract import AnswerStore, Entry
 from gateway.stores.sqlite import SQLiteAnswers
@@ -456,3 +457,9 @@ async def test_scopes_without_answers_are_forgotten(tmp_path: Path) -> None:
         answers.store.tidy()
         with sqlite3.connect(tmp_path / "answers.sqlite") as database:
             assert database.execute("SELECT count(*) FROM scopes").fetchone() == (1,)
+
+
+def test_a_threshold_that_tells_nothing_with_this_encoder_is_refused() -> None:
+    with pytest.raises(TooNear, match=r"at a cosine of 0\.\d\d, too near for cache.semantic.threshold 0.1"):
+        load(EmbedderConfig(), 0.1)
+    load(EmbedderConfig(), 0.85).close()
