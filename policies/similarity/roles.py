@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from policies.similarity.lexicon import stem
 from policies.similarity.polarity import NEGATORS
 from policies.similarity.text import EMPTY, REMEMBERED, Reading, meaning
 from policies.similarity.wording import other_owner, residue
@@ -23,7 +22,7 @@ _PERSONS = {
     **dict.fromkeys("they them".split(), "they"),
 }
 _JOINING = frozenset("and or vs versus".split())
-_LIGHT = frozenset(map(stem, "differ difference compare comparison between first also only".split()))
+_LIGHT = frozenset("differ difference compare comparison between first also only".split())
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -40,8 +39,8 @@ def places(reading: Reading) -> list[tuple[str, str]]:
         elif word in EMPTY or word in NEGATORS:  # what a "not" belongs to is the business of another guard
             if word not in _ARTICLES:
                 role = ""
-        elif (made := meaning(word)) not in _LIGHT:
-            found.append((made, role))
+        elif word not in _LIGHT:
+            found.append((meaning(word), role))
         before = word
     return found
 
