@@ -114,7 +114,9 @@ def test_the_pure_parts_of_the_engine_import_no_torch() -> None:
         assert not names & {"torch", "transformers", "numpy"}
 
 
-@pytest.mark.parametrize("room", ["gateway.app", "gateway.cli", "gateway.serve", "backends.build", "policies.similarity"])
+@pytest.mark.parametrize(
+    "room", ["gateway.app", "gateway.cli", "gateway.serve", "backends.build", "policies.similarity"]
+)
 def test_the_gateway_imports_without_torch(room: str) -> None:
     heavy = "{'torch', 'transformers', 'faiss', 'numpy', 'onnxruntime', 'spellchecker', 'snowballstemmer', 'redis'}"
     code = f"import sys, {room}; sys.exit(', '.join({heavy} & set(sys.modules)) or None)"
