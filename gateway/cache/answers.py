@@ -313,6 +313,8 @@ class Answers:
                 refused = unfit
             else:
                 refused = self._objection(question, text, found)
+                if not refused and near_enough and self.semantic is not None:
+                    refused = "verifier" if await self.semantic.doubts(text, found.wording) else ""
                 if not refused and near_enough:
                     lookup.tier, lookup.entry, lookup.similarity, lookup.reason = "semantic", found.entry, cosine, ""
                     return lookup

@@ -16,6 +16,7 @@ from embedder.build import build
 from embedder.config import EmbedderConfig
 from embedder.contract import Vectors
 from embedder.index import ScopedIndex, pack
+from embedder.verifier import Verifier
 from gateway.stores.contract import Vector
 
 CANDIDATES = 5
@@ -54,8 +55,9 @@ class Neighbours:
 class Semantic:
     """Encoder and index on one thread of their own."""
 
-    def __init__(self, batcher: Batcher) -> None:
+    def __init__(self, batcher: Batcher, verifier: Verifier | None = None) -> None:
         self._batcher = batcher
+        self._verifier = verifier
         self._index = ScopedIndex(batcher.encoder.dimensions)
         self._coming: Counter[bytes] = Counter()
         """Scopes with questions on their way into the index."""
@@ -76,6 +78,13 @@ class Semantic:
             return Neighbours(vector, [(bytes(key), cosine) for key, cosine in found])  # type: ignore[call-overload]
 
         return self._batcher.encode_then(question, look)
+
+    async def doubts(self, question: str, other: str) -> bool:
+        """Whether the verifier, where there is one, speaks against giving two questions one answer."""
+        verifier = self._verifier
+        if verifier is None:
+            return False
+        return await self._batcher.run(lambda: verifier.probability(question, other) < verifier.accept)
 
     def add(self, scope: bytes, key: bytes, question: str, packed: bytes | None) -> asyncio.Future[bytes | None]:
         """Put a question into the index; its vector, which is made here unless it is known, or None if it does not fit.

@@ -463,3 +463,27 @@ def test_a_threshold_that_tells_nothing_with_this_encoder_is_refused() -> None:
     with pytest.raises(TooNear, match=r"at a cosine of 0\.\d\d, too near for cache.semantic.threshold 0.1"):
         load(EmbedderConfig(), 0.1)
     load(EmbedderConfig(), 0.85).close()
+
+
+class OneWordMore:
+    """A verifier that allows one word more or less, and fails where somebody says "pls"."""
+
+    fingerprint, accept = "one-word", 0.5
+
+    def probability(self, question: str, other: str) -> float:
+        if question.endswith("pls"):
+            raise RuntimeError("broken")
+        return float(abs(len(question.split()) - len(other.split())) <= 1)
+
+
+async def test_a_verifier_has_the_last_word(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    answers = Answers(SQLiteAnswers(tmp_path / "a.sqlite"), 1 << 30, 10.0, Metrics(),
+                      Semantic(Batcher(encoder), OneWordMore()))  # fmt: skip
+    await answers.open()
+    await remember(answers, question("What is the capital of France?"), "Paris")
+    assert (await answers.lookup(question("Tell me the capital of France"))).tier == "semantic"
+    doubted = question("hello, could you please tell me what the capital of France is?")
+    assert await text_of(answers, doubted) == ("miss", "verifier")
+    down = question("What is the capital of France pls")
+    assert await text_of(answers, down) == ("miss", "fault"), "a verifier that is down consents to nothing"
+    await answers.close()
