@@ -484,6 +484,6 @@ async def test_a_verifier_has_the_last_word(tmp_path: Path, encoder: SentenceEnc
     assert (await answers.lookup(question("Tell me the capital of France"))).tier == "semantic"
     doubted = question("hello, could you please tell me what the capital of France is?")
     assert await text_of(answers, doubted) == ("miss", "verifier")
-    down = question("What is the capital of France pls")
+    down = question("What is the capital of France pls", rules=replace(RULES, threshold=0.6))
     assert await text_of(answers, down) == ("miss", "fault"), "a verifier that is down consents to nothing"
     await answers.close()
