@@ -30,6 +30,7 @@ from gateway.config import LOOKUP_DEADLINE, Settings, is_loopback
 from gateway.dispatch import Dispatch
 from gateway.metrics import Metrics
 from gateway.pipeline import Pipeline
+from gateway.stores.contract import AnswerStore
 from gateway.stores.sqlite import SQLiteAnswers
 from gateway.templates import Templates, Warmer
 
@@ -61,7 +62,8 @@ def create_app(settings: Settings, shared: bool = False) -> Application:
     backends = {name: build(name, config, settings.data) for name, config in settings.backends.items()}
     dispatch = Dispatch(backends, settings.routes(), _salt_key(settings.data))
     auth = TransparentAuth() if settings.transparent else OpenAuth()
-    store = _answer_store(settings.data / "answers.sqlite", notes)
+    store = _answer_store(settings, notes)
+    shared = shared or settings.store != "sqlite"
     semantic = settings.cache.semantic
     deadline = semantic.deadline if semantic else LOOKUP_DEADLINE
     answers = Answers(store, int(settings.cache.size), deadline, metrics, shared=shared)
@@ -122,8 +124,13 @@ async def _semantic_tier(settings: Settings, threshold: float, notes: dict[str, 
     return None
 
 
-def _answer_store(path: Path, notes: dict[str, str]) -> SQLiteAnswers:
+def _answer_store(settings: Settings, notes: dict[str, str]) -> AnswerStore:
     """The store; one that cannot be used is set aside, since answers can be computed again and clients cannot wait."""
+    if settings.store != "sqlite":
+        from gateway.stores.redis import RedisAnswers  # needs the package redis
+
+        return RedisAnswers(settings.store)
+    path = settings.data / "answers.sqlite"
     try:
         return SQLiteAnswers(path)
     except sqlite3.OperationalError as error:  # locked, full, not writable: the file itself may be fine

@@ -147,7 +147,7 @@ class Settings(_Section):
 
     listen: str = "127.0.0.1:8080"
     data: Path = Field(default=Path("~/.local/share/hitherto"), validate_default=True)
-    store: Literal["sqlite"] = "sqlite"
+    store: str = Field(default="sqlite", pattern=r"^(sqlite|rediss?://.+)$")
     embedder: EmbedderConfig = EmbedderConfig()
     backends: dict[str, BackendConfig] = {"local": EngineConfig(model=DEFAULT_MODEL)}
     models: dict[str, ModelConfig] = Field(default_factory=dict)

@@ -11,6 +11,7 @@ import pytest
 
 from backends.fake import FakeServer, Script
 from tests.conftest import Gateway, eventually
+from tests.servers import RedisServer
 
 
 def test_workers_share_answers_and_know_their_backends_key(
@@ -103,3 +104,39 @@ cache: {{semantic: false}}
     assert len(engines) == 1
     gateway.stop()
     assert eventually(lambda: not engines[0].exists(), 40)
+
+
+def test_replicas_share_answers_flights_and_purges_through_redis(tmp_path: Path, fake: FakeServer) -> None:
+    with RedisServer(tmp_path) as redis:
+        config = f"""
+store: "{redis.url}"
+backends: {{up: {{kind: openai, url: "{fake.url}"}}}}
+models: {{m: {{try: [up]}}}}
+cache: {{semantic: {{deadline: 5s}}}}
+"""
+        one, other = (Gateway(tmp_path / name, config) for name in ("one", "other"))
+        fake.app.script = Script(text="Paris", delay=0.5)
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(gateway.chat, "What is the capital of France?") for gateway in (one, other) * 4]
+            assert {each.result().json()["choices"][0]["message"]["content"] for each in asked} == {"Paris"}
+        assert len(fake.app.seen) == 1, "one upstream call for both"
+        for gateway in (one, other):
+            assert eventually(
+                lambda g=gateway: g.chat("Tell me the capital of France").headers["x-hitherto-cache"] == "semantic"
+            )
+        reported = {"entry": other.chat("What is the capital of France?").headers["x-hitherto-entry"]}
+        assert other.client.post("/admin/cache/feedback", json=reported).json()["removed"]
+        only = {"cache-control": "only-if-cached"}
+        assert eventually(
+            lambda: one.chat("What is the capital of France?", only).headers.get("x-hitherto-cache") != "exact"
+        )
+        one.chat("kept over a restart")
+        assert eventually(lambda: other.chat("kept over a restart", only).headers.get("x-hitherto-cache") == "exact")
+        one.stop()
+        one = Gateway(tmp_path / "one", config)
+        assert one.chat("kept over a restart", only).headers["x-hitherto-cache"] == "exact"
+    # Redis is gone: nobody notices but the counter.
+    assert one.chat("after Redis").headers["x-hitherto-cache"] == "miss"
+    assert one.chat("after Redis").headers["x-hitherto-cache"] == "exact"
+    assert eventually(lambda: one.metric("hitherto_faults_total", part="store") > 0)
+    one.stop(), other.stop()
