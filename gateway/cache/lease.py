@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 
 from gateway.cache.answers import Answers
@@ -16,6 +17,7 @@ LEASE_SECONDS = 60.0
 PATIENCE = 10.0
 """Longer than this nobody waits for another's answer: it might not be one that may be kept."""
 POLL_SECONDS = 0.1
+REST_SECONDS = 10.0
 
 
 class Leases:
@@ -24,6 +26,8 @@ class Leases:
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._releasing: set[asyncio.Task[None]] = set()
+        self._rest_until = 0.0
+        """A store that does not answer is not asked for a while: nobody shall wait for it again and again."""
 
     async def acquire(self, question: Question) -> tuple[str, Entry | None]:
         """Wait for our turn to compute an answer; or the answer, if another process has got it meanwhile.
@@ -31,7 +35,7 @@ class Leases:
         The string stands for our turn and goes to `release`; it is empty where there is none.
         """
         answers = self._answers
-        if not answers.shared or question.controls.no_cache:
+        if not answers.shared or question.controls.no_cache or time.monotonic() < self._rest_until:
             return "", None
         holder, ours = new_id(), False
         try:
@@ -49,6 +53,7 @@ class Leases:
             pass
         except Exception:  # without a lease an answer may be computed twice; that is no reason to give none
             answers.fault("lease")
+            self._rest_until = time.monotonic() + REST_SECONDS
         except BaseException:  # the client has left
             self.release(question, holder)
             raise

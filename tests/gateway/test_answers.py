@@ -20,6 +20,7 @@ from embedder.config import EmbedderConfig
 from embedder.sentence import SentenceEncoder
 from gateway.cache.answers import Answers
 from gateway.cache.key import Scope, key_digest
+from gateway.cache.lease import Leases
 from gateway.cache.question import Question
 from gateway.cache.semantic import Semantic, TooNear, load
 from gateway.metrics import Metrics
@@ -486,4 +487,21 @@ async def test_a_verifier_has_the_last_word(tmp_path: Path, encoder: SentenceEnc
     assert await text_of(answers, doubted) == ("miss", "verifier")
     down = question("What is the capital of France pls", rules=replace(RULES, threshold=0.6))
     assert await text_of(answers, down) == ("miss", "fault"), "a verifier that is down consents to nothing"
+    await answers.close()
+
+
+async def test_a_store_that_does_not_answer_is_waited_for_once(tmp_path: Path) -> None:
+    class Stuck(SQLiteAnswers):
+        def lease(self, key: bytes, holder: str, seconds: float) -> bool:
+            time.sleep(0.3)
+            raise OSError("timed out")
+
+    answers = Answers(Stuck(tmp_path / "a.sqlite"), 1 << 30, 1.0, Metrics(), shared=True)
+    await answers.open()
+    leases = Leases(answers)
+    assert await leases.acquire(question("q")) == ("", None)
+    started = time.perf_counter()
+    assert await leases.acquire(question("r")) == ("", None)
+    assert time.perf_counter() - started < 0.1
+    assert b'hitherto_faults_total{part="lease"} 1.0' in answers.metrics.render()
     await answers.close()
