@@ -291,7 +291,7 @@ class Answers:
         neighbours = await coming if coming is not None else None
         if neighbours is None or text is None:
             return []
-        threshold = max(question.rules.threshold, question.controls.threshold or 0.0)
+        threshold = question.threshold
         considered = []
         for key, cosine in neighbours.nearest:
             found, _ = await self._safely(key, question)
@@ -302,7 +302,7 @@ class Answers:
 
     async def _choose(self, question: Question, text: str, nearest: list[tuple[bytes, float]]) -> Lookup:
         """The first candidate that nothing speaks against; else the reason why the best one was refused."""
-        threshold = max(question.rules.threshold, question.controls.threshold or 0.0)
+        threshold = question.threshold
         lookup = Lookup("miss", similarity=nearest[0][1] if nearest else None)
         for key, cosine in nearest:
             near_enough = cosine >= threshold

@@ -64,7 +64,7 @@ class Asking:
         if not _is_made(vector):
             return None
         mine = vector.result()
-        threshold = max(question.rules.threshold, question.controls.threshold or 0.0)
+        threshold = question.threshold
         best: tuple[float, Key] | None = None
         for other in asked:
             if other.flight[1] != shape or not _is_made(other.vector) or denies(other.flight[0]):

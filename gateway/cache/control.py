@@ -94,7 +94,7 @@ class Control:
             "no_question": question.view.no_question,
             "exact": readable.exact,
             "semantic": readable.semantic,
-            "threshold": max(question.rules.threshold, question.controls.threshold or 0.0),
+            "threshold": question.threshold,
             "would_live": cacheability.fresh_for(question.view, question.rules, question.controls),
             "volatile": kind if life < question.rules.ttl else "",
             "entry": _entry(lookup.entry) if lookup.entry is not None else None,

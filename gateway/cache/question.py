@@ -19,3 +19,8 @@ class Question:
     view: View
     controls: Controls
     rules: CacheRules
+
+    @property
+    def threshold(self) -> float:
+        """The cosine that a stored question must reach: a caller may raise it, not lower it."""
+        return max(self.rules.threshold, self.controls.threshold or 0.0)

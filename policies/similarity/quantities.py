@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from policies.similarity.numerals import ORDINALS, SCALES, WORDS, WordNumber, roman
@@ -23,7 +22,7 @@ _MONTHS = {
     for name in names.split()
 }
 _OPERATOR_WORDS = {"plus": "+", "times": "*", "divided": "/", "equals": "="}
-_PARTS = {"half": 0.5, "halves": 0.5, "quarter": 0.25, "quarters": 0.25, "½": 0.5, "¼": 0.25, "¾": 0.75}
+_PARTS = {"half": 0.5, "halves": 0.5, "quarter": 0.25, "quarters": 0.25}
 
 # unit → (dimension, factor). Months and years are not days; pounds may be money or weight, so they are themselves.
 _MEASURES: dict[str, tuple[str, float]] = {
@@ -90,7 +89,7 @@ class Scan:
 
 
 def scan(text: str) -> Scan:
-    """Take a text apart; `text` has plain apostrophes and dashes."""
+    """Take a text apart; `text` is as `text.normal` leaves it."""
     return _Scanner(text).run()
 
 
@@ -112,8 +111,7 @@ class _Scanner:
             match = self._tokens[self._at]
             step = getattr(self, f"_{match.lastgroup}")
             step(match)
-        marks = [char for char in self._text if not char.isascii() and char not in _PARTS
-                 and unicodedata.category(char) in ("No", "Nl")]  # ², Ⅳ  # fmt: skip
+        marks = [char for char in self._text if not char.isascii() and unicodedata.category(char) in ("No", "Nl")]
         found = [_spelled(*item) for item in self._found]
         if not any(kind == "op" for kind, _ in self._found):  # 7 - 3 is not 3 - 7, but 3 eggs and 7 apples are
             found.sort()
@@ -159,9 +157,6 @@ class _Scanner:
         if char in _MONEY and digits:
             self._at += 1
             self._amount(_MEASURES[char])
-            return
-        if char in _PARTS:
-            self._amount(None)
             return
         before = self._tokens[self._at - 1] if self._at else None
         if char in "-+*/×÷^=<>" and digits:
@@ -308,9 +303,6 @@ class _Scanner:
         if following is None:
             return value
         word = following[0].lower()
-        if word in _PARTS and not word.isascii():  # 2½
-            self._at += 1
-            return value + _PARTS[word]
         if word in SCALES:
             self._at += 1
             return value * SCALES[word]
@@ -438,12 +430,12 @@ def _singular(word: str) -> str:
     return {"inche": "inch", "centurie": "century", "min": "min", "kilo": "kilo"}.get(word, word)
 
 
-def unit_word(word: str, measures: Mapping[str, tuple[str, float]] = _MEASURES) -> str:
+def unit_word(word: str) -> str:
     """One spelling for a unit that stands without a number ("in kilometres", "in km"); other words as they are."""
     singular = _singular(word)
-    if singular not in measures or (len(word) < 3 and word not in ("km", "cm", "mm", "kg", "lb", "oz", "mb", "gb")):
+    if singular not in _MEASURES or (len(word) < 3 and word not in ("km", "cm", "mm", "kg", "lb", "oz", "mb", "gb")):
         return word
-    return next(name for name, measure in reversed(list(measures.items())) if measure == measures[singular])
+    return next(name for name, measure in reversed(list(_MEASURES.items())) if measure == _MEASURES[singular])
 
 
 _MORE_UNITS = frozenset("tsp teaspoon tbsp tablespoon cup hectare acre stone pint ounce oz knot mph kmh kelvin".split())
