@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from backends.fake import FakeServer
+from backends.fake import FakeServer, Script
 from tests.conftest import Gateway
 
 
@@ -20,3 +20,10 @@ def upstream() -> Iterator[FakeServer]:
 @pytest.fixture
 def sdk(gateway: Gateway) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0, timeout=120)
+
+
+@pytest.fixture
+def fresh(upstream: FakeServer) -> None:
+    """An upstream that has seen nothing, and answers as it does by itself."""
+    upstream.app.seen.clear()
+    upstream.app.script, upstream.app.scripts = Script(), []

@@ -12,6 +12,8 @@ import pytest
 from backends.fake import FakeServer, Script
 from tests.conftest import Gateway
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory, upstream: FakeServer) -> Iterator[Gateway]:
@@ -23,12 +25,6 @@ cache: {{semantic: false}}
     gateway = Gateway(tmp_path_factory.mktemp("embeddings"), config)
     yield gateway
     gateway.stop()
-
-
-@pytest.fixture(autouse=True)
-def fresh(upstream: FakeServer) -> None:
-    upstream.app.seen.clear()
-    upstream.app.script, upstream.app.scripts = Script(), []
 
 
 def asked(upstream: FakeServer) -> list[object]:

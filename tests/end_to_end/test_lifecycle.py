@@ -17,6 +17,8 @@ import pytest
 from backends.fake import FakeServer, Script
 from tests.conftest import Gateway, eventually
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 CONFIG = """
 backends: {{up: {{kind: openai, url: "{url}"}}}}
 models: {{m: {{try: [up]}}, n: {{try: [up]}}}}
@@ -42,12 +44,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, upstream: FakeServer) -> I
     gateway = started(tmp_path_factory.mktemp("lifecycle"), upstream)
     yield gateway
     gateway.stop()
-
-
-@pytest.fixture(autouse=True)
-def fresh(upstream: FakeServer) -> None:
-    upstream.app.seen.clear()
-    upstream.app.script, upstream.app.scripts = Script(), []
 
 
 def said(reply: httpx.Response) -> tuple[str, str]:
