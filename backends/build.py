@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
-from backends.config import OpenAIConfig
+from backends.config import AnthropicConfig, OpenAIConfig, VllmConfig
 from backends.engine.backend import EngineBackend
 from backends.engine.config import EngineConfig
 from backends.protocol import Backend, reveal
 from backends.upstream import Upstream
+from backends.vllm import Ranking, VllmBackend
 
 
-def build(name: str, config: EngineConfig | OpenAIConfig, data: Path) -> Backend:
-    """The backend of one entry under `backends:`; `data` is where an engine keeps its files."""
+def build(
+    name: str, config: EngineConfig | OpenAIConfig | AnthropicConfig | VllmConfig, data: Path, rank: Ranking
+) -> Backend:
+    """The backend of one entry under `backends:`; `data` is where an engine keeps its files, `rank` orders
+    replicas. Raises OSError or ssl.SSLError for TLS files that cannot be used."""
     if isinstance(config, EngineConfig):
         return EngineBackend(name, config, data)
-    return Upstream(
-        name,
-        "openai",
-        config.url,
-        key=reveal(config.key) if config.key else None,
-        connect_timeout=config.timeout.connect,
-        idle_timeout=config.timeout.idle,
-    )
+    common: dict[str, Any] = {
+        "key": reveal(config.key) if config.key else None,
+        "connect_timeout": config.timeout.connect,
+        "idle_timeout": config.timeout.idle,
+        "tls": config.tls.context(),
+    }
+    if isinstance(config, VllmConfig):
+        replicas = [Upstream(f"{name}/{urlsplit(url).netloc}", "vllm", url, **common) for url in config.replicas]
+        return VllmBackend(name, replicas, rank, config.slack)
+    if isinstance(config, AnthropicConfig):
+        version = {"anthropic-version": config.version}
+        return Upstream(name, "anthropic", config.base, headers=version, prompt_cache="breakpoints", **common)
+    return Upstream(name, "openai", config.url, prompt_cache=config.style, **common)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -51,6 +51,12 @@ Secret = Annotated[str, BeforeValidator(_secret)]
 """The name of an environment variable, as `env:NAME`."""
 
 
+class Section(BaseModel):
+    """A part of a configuration file: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """What the gateway needs to know of a request; the bytes themselves stay as they came.
@@ -80,6 +86,9 @@ class Usage:
     cached: int | None = None
     sources: Mapping[str, int] = field(default_factory=dict)
     """Of `cached`, how many were found in which KV tier, where the backend tells."""
+    written: int | None = None
+    """Of `prompt`, how many a provider wrote to its prompt cache, and for an hour `written_hour` of them."""
+    written_hour: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,9 @@ class Answer:
     finish_reasons: tuple[str, ...]
     usage: Usage | None
     flaw: str = ""
+
+
+PromptCacheStyle = Literal["key", "breakpoints", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +135,19 @@ class Reply(Protocol):
         ...
 
 
+class Server(Protocol):
+    """One place that takes requests: a backend, or one replica of it."""
+
+    name: str
+    kind: str
+
+    async def open(self, call: Call) -> Reply:
+        """Send, and return when the response head is there. Raises a `BackendError`."""
+        ...
+
+
 class Backend(Protocol):
-    """Something that computes answers.
+    """Something that computes answers, in one place or several.
 
     `identity` changes whenever the same request could get a different answer for a reason that the request does
     not show (another URL, another model file), so that stored answers do not outlive what made them.
@@ -133,11 +156,14 @@ class Backend(Protocol):
     name: str
     kind: str
 
+    prompt_cache: PromptCacheStyle
+    """How the provider's prompt cache is used: a key in the request, marked places, or nothing that can be done."""
+
     @property
     def identity(self) -> str: ...
 
-    async def open(self, call: Call) -> Reply:
-        """Send, and return when the response head is there. Raises a `BackendError`."""
+    def places(self, affinity: bytes) -> Sequence[Server]:
+        """Where a request may be sent, best first; requests with the same `affinity` share what is cached there."""
         ...
 
     async def ready(self) -> str:
@@ -179,3 +205,7 @@ class BackendRefused(BackendError):
 
 class BackendInterrupted(BackendError):
     """The body broke off in the middle."""
+
+
+class NobodyLeft(BackendError):
+    """Every candidate has failed so often that it is not asked for a while; come back after `retry_after` seconds."""

@@ -7,7 +7,9 @@ connections.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from backends.protocol import (
     BackendTimeout,
     BackendUnreachable,
     Call,
+    PromptCacheStyle,
     Reply,
 )
 
@@ -37,14 +40,14 @@ _CONTROL_SECONDS = 2.0
 class UpstreamReply:
     """A response whose head has arrived."""
 
-    def __init__(self, backend: str, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, backend: str, response: aiohttp.ClientResponse, over: Callable[[], None]) -> None:
+        """`over` is called once, when it is closed."""
         self.status = response.status
         # The raw bytes: header values need not be text in any encoding.
         self.headers = [
             (lower, value) for name, value in response.raw_headers if (lower := name.lower()) not in _HOP_BY_HOP_BYTES
         ]
-        self._backend = backend
-        self._response = response
+        self._backend, self._response, self._over = backend, response, over
 
     async def chunks(self) -> AsyncIterator[bytes]:
         content = self._response.content
@@ -57,10 +60,15 @@ class UpstreamReply:
             raise BackendInterrupted(self._backend, f"the response broke off: {error}") from error
 
     async def close(self) -> None:
+        over, self._over = self._over, _nothing
+        over()
         if self._response.content.at_eof():
             self._response.release()
         else:
             self._response.close()  # a half-read response: the upstream sees a hang-up and can stop computing
+
+
+def _nothing() -> None: ...
 
 
 class Upstream:
@@ -73,13 +81,21 @@ class Upstream:
         base: str,
         *,
         key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        identity: str = "",
+        prompt_cache: PromptCacheStyle = "none",
+        tls: ssl.SSLContext | None = None,
         socket: Path | None = None,
         connect_timeout: float = 5.0,
         idle_timeout: float = 600.0,
         starting: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self.name, self.kind = name, kind
-        self.identity = base
+        """`headers` are sent where the client sends none of that name."""
+        self.name, self.kind, self.prompt_cache = name, kind, prompt_cache
+        self.identity = identity or base
+        self.in_flight = 0
+        self._tls = tls
+        self._headers = dict(headers or {})
         self._base = base.rstrip("/")
         self._key = key
         self._socket = socket
@@ -92,7 +108,7 @@ class Upstream:
         if self._socket is not None:
             connector = aiohttp.UnixConnector(path=str(self._socket), limit=0)
         else:
-            connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=60)
+            connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, ssl=self._tls or True)
         self._session = aiohttp.ClientSession(
             connector=connector,
             timeout=self._timeout,
@@ -106,6 +122,9 @@ class Upstream:
         if self._session is not None:
             await self._session.close()
 
+    def places(self, affinity: bytes) -> tuple[Upstream]:
+        return (self,)
+
     async def ready(self) -> str:
         return self._starting() or ""
 
@@ -118,13 +137,33 @@ class Upstream:
         }
         # The copy for the cache and the ledger is read in passing, so the body must not be compressed.
         headers["accept-encoding"] = "identity"
+        headers = {**self._headers, **headers}
         if self._key is not None:
-            headers["authorization"] = f"Bearer {self._key}"
+            name, prefix = ("x-api-key", "") if self.kind == "anthropic" else ("authorization", "Bearer ")
+            headers[name] = prefix + self._key
         address = f"{self._base}{call.path}" + (f"?{call.query}" if call.query else "")
+        self.in_flight += 1
         try:
-            response = await self._session.request(
-                call.method, URL(address, encoded=True), data=call.body or None, headers=headers, allow_redirects=False
-            )
+            response = await self._send(call, URL(address, encoded=True), headers)
+        except BaseException:
+            self._done()
+            raise
+        return UpstreamReply(self.name, response, self._done)
+
+    def _done(self) -> None:
+        self.in_flight -= 1
+
+    async def _send(self, call: Call, address: URL, headers: dict[str, str]) -> aiohttp.ClientResponse:
+        assert self._session is not None
+        ask = partial(
+            self._session.request, call.method, address, data=call.body or None, headers=headers, allow_redirects=False
+        )
+        try:
+            try:
+                return await ask()
+            except aiohttp.ServerDisconnectedError:
+                # Most likely a connection that the other side closed while it was idle: nobody has read the request.
+                return await ask()
         except TimeoutError as error:
             raise BackendTimeout(self.name, f"no answer in time ({type(error).__name__})") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -132,7 +171,6 @@ class Upstream:
             if reason is not None:
                 raise BackendStarting(self.name, reason or "starting", retry_after=2.0) from error
             raise BackendUnreachable(self.name, str(error) or type(error).__name__) from error
-        return UpstreamReply(self.name, response)
 
     async def get_json(self, path: str) -> Any:
         """A small control request (`/models`, `/health`); path relative to the base. Raises a `BackendError`."""

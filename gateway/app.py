@@ -9,8 +9,9 @@ import secrets
 import sqlite3
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,19 +21,30 @@ from starlette.routing import Route
 
 from backends import asgi
 from backends.build import build
+from backends.protocol import Backend, reveal
 from gateway import errors
+from gateway.admission import Admission
 from gateway.api import admin, chat, embeddings, health, models, passthrough
-from gateway.api.auth import OPEN, OpenAuth, TransparentAuth
-from gateway.api.endpoint import Endpoint
+from gateway.api.auth import AdminKey, Auth, KeyAuth, OpenAuth, TransparentAuth
+from gateway.api.endpoint import Door, Endpoint
 from gateway.cache.answers import Answers
+from gateway.cache.config import LOOKUP_DEADLINE
 from gateway.cache.control import Control
-from gateway.config import LOOKUP_DEADLINE, Settings, is_loopback
+from gateway.config import Settings, is_loopback
 from gateway.dispatch import Dispatch
 from gateway.metrics import Metrics
 from gateway.pipeline import Pipeline
-from gateway.stores.contract import AnswerStore
+from gateway.places import Places
+from gateway.prices import Prices
+from gateway.reload import Registry
+from gateway.settings_file import ConfigError
+from gateway.stores.contract import AnswerStore, CounterStore
 from gateway.stores.sqlite import SQLiteAnswers
-from gateway.templates import Templates, Warmer
+from gateway.stores.sqlite_counters import LocalCounters
+from gateway.tenant import Tenant
+from gateway.warming import Warmer
+from policies import routing
+from policies.redaction import masked
 
 if TYPE_CHECKING:
     from gateway.cache.semantic import Semantic
@@ -54,23 +66,25 @@ class Application:
         await (endpoint or self._rest)(scope, receive, send)
 
 
-def create_app(settings: Settings, shared: bool = False) -> Application:
-    """The gateway as an ASGI application; `shared`: one of several processes on the same data folder."""
+def create_app(settings: Settings, processes: int = 1) -> Application:
+    """The gateway as an ASGI application; `processes`: how many there are on the same data folder."""
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     metrics = Metrics()
     notes: dict[str, str] = {}
-    backends = {name: build(name, config, settings.data) for name, config in settings.backends.items()}
-    dispatch = Dispatch(backends, settings.routes(), _salt_key(settings.data))
-    auth = TransparentAuth() if settings.transparent else OpenAuth()
+    backends = _backends(settings)
+    places = Places(settings.breaker_of(), metrics)
+    dispatch = Dispatch(backends, settings.routes(), _salt_key(settings.data), metrics, places)
+    registry = Registry(settings.tenants, settings.surroundings(), metrics) if settings.tenants else None
+    auth = _auth(settings, registry)
+    counters = _counters(settings, processes)
+    admission = Admission(counters, Prices(settings.prices), dispatch)
     store = _answer_store(settings, notes)
-    shared = shared or settings.store != "sqlite"
+    shared = processes > 1 or settings.store != "sqlite"
     semantic = settings.cache.semantic
     deadline = semantic.deadline if semantic else LOOKUP_DEADLINE
     answers = Answers(store, int(settings.cache.size), deadline, metrics, shared=shared)
-    templates = Templates(settings.declared_templates())
-    warmer = Warmer(templates, dispatch, OPEN)
-    rules = settings.cache.rules()
-    pipeline = Pipeline(answers, dispatch, rules, templates)
+    warmer = Warmer(_tenants(settings, auth, registry), dispatch)
+    pipeline = Pipeline(answers, dispatch, admission)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -78,6 +92,11 @@ def create_app(settings: Settings, shared: bool = False) -> Application:
             for backend in backends.values():
                 stack.push_async_callback(backend.stop)
                 await backend.start()
+            stack.push_async_callback(counters.close)
+            await counters.open()
+            if registry is not None:
+                stack.push_async_callback(registry.close)
+                await registry.open()
             stack.push_async_callback(answers.close)
             if semantic:
                 answers.semantic = await _semantic_tier(settings, semantic.threshold, notes)
@@ -88,22 +107,75 @@ def create_app(settings: Settings, shared: bool = False) -> Application:
             yield
 
     app = FastAPI(title="Hitherto", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    limit = int(settings.body_limit)
-    endpoint = chat.ChatEndpoint(pipeline, auth, metrics, limit)
-    app.include_router(health.router(backends, notes, metrics))
-    if is_loopback(settings.host):
-        app.include_router(admin.router(backends, warmer))
-        app.include_router(admin.cache_router(Control(answers, pipeline), auth))
+    door = Door(auth, admission, metrics, int(settings.body_limit), settings.clients.body_time, _mask(settings))
+    endpoint = chat.ChatEndpoint(pipeline, door)
+    app.include_router(health.router(backends, partial(_notes, notes, registry, counters, places), metrics))
+    key = AdminKey(reveal(settings.admin.key) if settings.admin.key else "")
+    if key.is_set or is_loopback(settings.host):
+        app.include_router(admin.router(backends, warmer, key))
+        app.include_router(admin.tenants_router(registry, places, admission, key))
+        app.include_router(admin.cache_router(Control(answers, pipeline), auth, key))
     if not settings.transparent:
-        app.include_router(models.router(dispatch))
-    relay = passthrough.Passthrough(dispatch, auth, metrics, limit)
+        app.include_router(models.router(dispatch, auth))
+    relay = passthrough.Passthrough(dispatch, door)
     app.router.routes.append(Route("/v1/{path:path}", relay))
     app.add_exception_handler(Exception, _refuse)
     app.add_exception_handler(HTTPException, _not_found)
     for kind in errors.known():
         app.add_exception_handler(kind, _refuse)
-    vectors = embeddings.EmbeddingsEndpoint(answers, dispatch, rules, relay, metrics)
+    vectors = embeddings.EmbeddingsEndpoint(answers, dispatch, relay)
     return Application({("POST", "/v1/chat/completions"): endpoint, ("POST", "/v1/embeddings"): vectors}, app)
+
+
+def _backends(settings: Settings) -> dict[str, Backend]:
+    found = {}
+    for name, config in settings.backends.items():
+        try:
+            found[name] = build(name, config, settings.data, routing.ranked)
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"backends.{name}.tls: {error}") from error
+    return found
+
+
+def _auth(settings: Settings, registry: Registry | None) -> Auth:
+    if registry is not None:
+        return KeyAuth(registry)
+    return TransparentAuth(settings.policy()) if settings.transparent else OpenAuth(settings.policy())
+
+
+def _tenants(settings: Settings, auth: Auth, registry: Registry | None) -> Callable[[], Iterable[Tenant]]:
+    """The tenants whose templates are warmed."""
+    if registry is not None:
+        return lambda: registry.tenants.by_name.values()
+    return lambda: [auth.open] if isinstance(auth, OpenAuth) else []
+
+
+def _counters(settings: Settings, processes: int) -> CounterStore:
+    local = LocalCounters(settings.data / "money.sqlite", processes)
+    if settings.store == "sqlite":
+        return local
+    from gateway.stores.redis_counters import RedisCounters  # needs the package redis
+
+    return RedisCounters(settings.store, local)
+
+
+def _mask(settings: Settings) -> Callable[[str], str]:
+    """How the log's texts lose what must not be in it."""
+    sorts = settings.redact.mask
+    return (lambda text: masked(text, sorts, _salt_key(settings.data))) if sorts else str
+
+
+def _notes(
+    notes: Mapping[str, str], registry: Registry | None, counters: CounterStore, places: Places
+) -> dict[str, str]:
+    """What an operator should know although requests are served."""
+    found = {**notes, **(registry.wrong if registry is not None else {})}
+    if counters.estimated:
+        found["limits"] = "Redis does not answer: each gateway counts limits and budgets by itself"
+    for state in places.states():
+        if state["state"] not in ("closed", "none"):
+            found[f"breaker {state['place']}"] = f"{state['state']}: {state['last_failure']}"
+    return found
 
 
 async def _semantic_tier(settings: Settings, threshold: float, notes: dict[str, str]) -> Semantic | None:

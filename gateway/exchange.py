@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from backends import asgi
 from backends.protocol import Answer
-from gateway.api.auth import Tenant
+from gateway.tenant import Tenant
+from policies import rate_limit
+from policies.rate_limit import Limit, State
 
 COPY_LIMIT = 4 << 20
 """Longer answers are relayed, but not remembered."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class Ticket:
+    """What a request has taken at the door; give it back with `Admission.leave`."""
+
+    tenant: Tenant
+    limits: Sequence[Limit] = ()
+    states: list[State] = field(default_factory=list)
+    at: float = 0.0
+    holder: str = ""
+    downgraded: bool = False
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return rate_limit.headers(self.states)
+
+
+@dataclass(slots=True)
 class Incoming:
     """A request whose body has arrived. Start `watch` before waiting for anybody else."""
 
@@ -24,6 +41,8 @@ class Incoming:
     body: bytes
     tenant: Tenant
     watch: asgi.HangupWatch
+    ticket: Ticket | None = None
+    """What it took at the door."""
 
     @property
     def query(self) -> str:

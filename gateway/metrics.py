@@ -67,6 +67,14 @@ class Metrics:
             "hitherto_prefix_tokens_total", "Prompt tokens by where their KV came from.", ["source"], registry=r
         )
         self.tokens = Counter("hitherto_tokens_total", "Tokens.", ["tenant", "model", "kind"], registry=r)
+        self._declare_kv(r)
+        self._declare_dispatch(r)
+        self.faults = Counter("hitherto_faults_total", "Faults that were survived.", ["part"], registry=r)
+
+        self._seen: dict[str, set[str]] = {}
+        self._totals: dict[tuple[int, str, str], float] = {}
+
+    def _declare_kv(self, r: CollectorRegistry) -> None:
         self.kv_bytes = Gauge("hitherto_kv_bytes", "Bytes of KV by tier.", ["tier"], registry=r)
         self.kv_loads = Counter("hitherto_kv_loads_total", "Loads of KV from lower tiers.", ["tier"], registry=r)
         self.kv_load_seconds = Counter("hitherto_kv_load_seconds", "Time spent loading KV.", ["tier"], registry=r)
@@ -74,10 +82,24 @@ class Metrics:
             "hitherto_kv_checks_total", "Reused prefixes computed once more.", ["result"], registry=r
         )
         self.kv_evictions = Counter("hitherto_kv_evictions_total", "KV blocks that gave way.", ["tier"], registry=r)
-        self.faults = Counter("hitherto_faults_total", "Faults that were survived.", ["part"], registry=r)
 
-        self._seen: dict[str, set[str]] = {}
-        self._totals: dict[tuple[int, str, str], float] = {}
+    def _declare_dispatch(self, r: CollectorRegistry) -> None:
+        self.breaker_state = Gauge(
+            "hitherto_breaker_state",
+            "0 closed, 1 half-open, 2 open; by backend, or by replica.",
+            ["backend"],
+            registry=r,
+        )
+        self.tries_failed = Counter(
+            "hitherto_tries_failed_total",
+            "Tries that came to nothing, by place and kind.",
+            ["backend", "kind"],
+            registry=r,
+        )
+        self.hedges = Counter("hitherto_hedges_total", "Second tries beside slow ones.", ["result"], registry=r)
+        self.config_reload_failed = Gauge(
+            "hitherto_config_reload_failed", "Tenants' files that are not in force because they are broken.", registry=r
+        )
 
     def request_series(
         self, tenant: str, surface: str, model: str, backend: str, cache: str, status: str

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from gateway.config import ConfigError
+from gateway.settings_file import ConfigError
 
 
 def ask(method: str, url: str, path: str, timeout: float, body: object = None) -> Any:

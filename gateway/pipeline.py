@@ -12,7 +12,7 @@ import orjson
 from backends.dialects import openai_chat
 from backends.dialects.openai_chat import MalformedRequest
 from backends.protocol import BackendError
-from gateway.api.auth import Tenant
+from gateway.admission import Admission
 from gateway.cache.answers import Answers
 from gateway.cache.key import Scope, key_digest
 from gateway.cache.lookup import Lookup
@@ -22,27 +22,30 @@ from gateway.dispatch import Dispatch, forwarded
 from gateway.errors import NotCached
 from gateway.exchange import Incoming, Served
 from gateway.sharing import TRANSIENT, Sharing
-from gateway.templates import Templates
-from policies.cacheability import CacheRules, wants_variety
+from gateway.tenant import Tenant
+from policies.cacheability import wants_variety
 from policies.controls import is_litellm_control, parse_controls
 
 
 class Pipeline:
     """Serves one chat request at a time, any number at once."""
 
-    def __init__(self, answers: Answers, dispatch: Dispatch, rules: CacheRules, templates: Templates) -> None:
-        self._answers, self._dispatch, self._rules, self._templates = answers, dispatch, rules, templates
+    def __init__(self, answers: Answers, dispatch: Dispatch, admission: Admission) -> None:
+        self._answers, self._dispatch, self._admission = answers, dispatch, admission
         self._sharing = Sharing(answers)
         self._refreshing: dict[bytes, asyncio.Task[None]] = {}
 
     async def serve(self, request: Incoming) -> Served:
         """The answer to a chat completion request, from the cache or a backend. Raises what `errors` has a word for."""
         started = time.perf_counter()
-        raw, question, scope, shape = self.understood(request.headers, request.body, request.query, request.tenant)
+        sent, downgraded = await self._admission.afford(request.tenant, request.body)
+        raw, question, scope, shape = self.understood(request.headers, sent, request.query, request.tenant)
+        request.ticket = await self._admission.enter(request.tenant, question.user, question.view.model, downgraded)
         lookup = await self._answers.lookup(question)
-        flying = Computation(self._answers, self._dispatch, request, question, lookup, raw, scope, shape, started)
+        flying = Computation(self._answers, self._admission, request, question, lookup, raw, scope, shape, started)
         if lookup.entry is not None:
             if (served := flying.replayed(lookup)) is not None:
+                self._admission.count_hit(request.ticket, lookup.entry)
                 if lookup.tier == "stale":
                     self._refresh(flying)
                 return served
@@ -59,14 +62,17 @@ class Pipeline:
         self, headers: dict[str, str], sent: bytes, query: str, tenant: Tenant
     ) -> tuple[bytes, Question, Scope, bytes]:
         """The body for the backend, what is asked, what decides the answer beside that, and the stream's options."""
-        body, raw = self._templates.applied(openai_chat.parse(sent), sent, headers)
+        rules = tenant.policy.rules
+        body, raw = tenant.policy.templates.applied(openai_chat.parse(sent), sent, headers)
         controls = parse_controls(headers, body.get("cache"))
         ours = is_litellm_control(body.get("cache"))
         if ours:
             body = {name: value for name, value in body.items() if name != "cache"}
         view = openai_chat.view(body)
-        target = self._dispatch.identity(view.model)
-        scope = Scope(view, tenant.name, target, forwarded(headers), query, controls.namespace)
+        target = self._dispatch.identity(view.model, tenant)
+        user = tenant.user(headers, body)
+        apart = user if rules.per_user else ""
+        scope = Scope(view, tenant.name, target, forwarded(headers), query, controls.namespace, apart)
         try:
             digest = scope.digest()
             options = orjson.dumps(body.get("stream_options"), option=orjson.OPT_SORT_KEYS)
@@ -74,9 +80,10 @@ class Pipeline:
         except (TypeError, RecursionError) as error:  # more than 254 levels: nothing that a model was ever asked
             raise MalformedRequest("the body is nested too deeply") from error
         key = key_digest(digest, view.question)
-        if wants_variety(view, self._rules):
-            key = key_digest(digest, view.question, self._answers.turn(key, self._rules.buckets))
-        return raw, Question(key, digest, tenant.name, view, controls, self._rules), scope, options
+        if wants_variety(view, rules):
+            key = key_digest(digest, view.question, self._answers.turn(key, rules.buckets))
+        redacted = self._dispatch.redaction(tenant)
+        return raw, Question(key, digest, tenant.name, view, controls, rules, user, redacted), scope, options
 
     async def close(self) -> None:
         """Let the refreshing of stale answers go."""

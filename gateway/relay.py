@@ -37,11 +37,13 @@ def relayed(
         (b"x-hitherto-backend", dispatched.backend.encode()),
         (b"x-hitherto-model", dispatched.model.encode("latin-1", "replace")),
     ]
+    if dispatched.prompt_cache:
+        headers.append((b"x-hitherto-prompt-cache", dispatched.prompt_cache.encode()))
     served = Served(reply.status, headers, started=started, tenant=question.tenant, model=question.view.model)
     served.backend, served.backend_kind = dispatched.backend, dispatched.kind
     served.cache, served.reason = tier, lookup.reason
     remembering = _Remembering(answers, question, lookup, dispatched, served, parts)
-    served.chunks = Body(remembering.chunks(), reply.close)
+    served.chunks = Body(remembering.chunks(), remembering.end)
     return served
 
 
@@ -75,6 +77,7 @@ class _Remembering:
         types = dict(dispatched.reply.headers)
         self._stream = types.get(b"content-type", b"").startswith(b"text/event-stream")
         self._readable = b"content-encoding" not in types
+        self._passed = 0
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The upstream's bytes, those of a stream as they come. The answer is stored just before the bytes that end
@@ -83,6 +86,7 @@ class _Remembering:
         copy, kept, begun = bytearray(), self._readable, False
         try:
             async for chunk in reply.chunks():
+                self._passed += len(chunk)
                 if kept and len(copy) + len(chunk) <= COPY_LIMIT:
                     copy += chunk
                     if not stream:
@@ -105,7 +109,12 @@ class _Remembering:
             # The head is gone, so an SSE client learns of it by an error event instead of a silent end.
             yield b"data: " + refusal(BackendInterrupted(error.backend, error.detail)).body() + b"\n\n"
         finally:
-            await reply.close()
+            await self.end()
+
+    async def end(self) -> None:
+        """Settle what it took, and let the backend go."""
+        self._dispatched.settle(self._served.answer.usage if self._served.answer is not None else None, self._passed)
+        await self._dispatched.reply.close()
 
     def _remember(self, copy: bytes) -> None:
         served, stream = self._served, self._stream

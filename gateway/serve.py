@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -20,11 +21,13 @@ import uvicorn
 
 from gateway import logs
 from gateway.app import Application, create_app
-from gateway.config import ConfigError, Settings
+from gateway.config import Settings
+from gateway.settings_file import ConfigError
 
 DRAIN_SECONDS = 30
 # How the parent hands its settings to worker processes. Secrets are in there by the name of their variable only.
 _SETTINGS, _TRANSPARENT, _ACCESS_LOG = "HITHERTO_SETTINGS", "HITHERTO_TRANSPARENT", "HITHERTO_ACCESS_LOG"
+_PROCESSES = "HITHERTO_PROCESSES"
 
 
 def run(settings: Settings, workers: int, access_log: bool) -> None:
@@ -38,6 +41,8 @@ def run(settings: Settings, workers: int, access_log: bool) -> None:
         "timeout_keep_alive": 75,
         "server_header": False,
         "lifespan": "on",
+        **_protocol(settings),
+        **_tls(settings),
     }
     logs.setup(access_log)
     _collect_garbage_rarely()
@@ -55,8 +60,9 @@ def run(settings: Settings, workers: int, access_log: bool) -> None:
     os.environ[_SETTINGS] = str(handed)
     os.environ[_TRANSPARENT] = settings.transparent or ""
     os.environ[_ACCESS_LOG] = "1" if access_log else ""
+    os.environ[_PROCESSES] = str(workers)
     configuration = uvicorn.Config("gateway.serve:worker", factory=True, workers=workers, **options)
-    greeting = threading.Thread(target=lambda: asyncio.run(_greet(settings, _url(settings.host, port))), daemon=True)
+    greeting = threading.Thread(target=lambda: asyncio.run(_greet(settings, _url(settings, port))), daemon=True)
     greeting.start()
     try:
         Multiprocess(configuration, [listener]).run()
@@ -80,8 +86,31 @@ def worker() -> Application:
     logs.setup(bool(os.environ[_ACCESS_LOG]))
     _collect_garbage_rarely()
     settings = Settings.model_validate_json(Path(os.environ[_SETTINGS]).read_text())
+    _protocol(settings)  # its limits are this process' own
     transparent = os.environ[_TRANSPARENT] or None
-    return create_app(settings.model_copy(update={"transparent": transparent}), shared=True)
+    return create_app(settings.model_copy(update={"transparent": transparent}), int(os.environ[_PROCESSES]))
+
+
+def _protocol(settings: Settings) -> dict[str, Any]:
+    try:
+        from gateway.connection import bounded  # needs httptools
+    except ImportError:
+        return {"limit_concurrency": settings.clients.connections}
+    return {"http": bounded(settings.clients)}
+
+
+def _tls(settings: Settings) -> dict[str, Any]:
+    """uvicorn's options for HTTPS. Raises `ConfigError`."""
+    tls = settings.tls
+    if tls is None:
+        return {}
+    for name, path in (("cert", tls.cert), ("key", tls.key), ("client_ca", tls.client_ca)):
+        if path is not None and not path.expanduser().is_file():
+            raise ConfigError(f"tls.{name}: {path} is not there")
+    options: dict[str, Any] = {"ssl_certfile": tls.cert.expanduser(), "ssl_keyfile": tls.key.expanduser()}
+    if tls.client_ca is not None:
+        options |= {"ssl_ca_certs": str(tls.client_ca.expanduser()), "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    return options
 
 
 def _collect_garbage_rarely() -> None:
@@ -107,23 +136,25 @@ def _bind(settings: Settings) -> socket.socket:
 
 
 async def _serve(server: uvicorn.Server, listener: socket.socket, settings: Settings, port: int) -> None:
-    greeting = asyncio.create_task(_greet(settings, _url(settings.host, port)))
+    greeting = asyncio.create_task(_greet(settings, _url(settings, port)))
     try:
         await server.serve(sockets=[listener])
     finally:
         greeting.cancel()
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(settings: Settings, port: int) -> str:
+    host, scheme = settings.host, "https" if settings.tls is not None else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 async def _greet(settings: Settings, url: str) -> None:
     """Say where we are as soon as a backend can answer, with a line to try."""
     started = time.monotonic()
     print(f"hitherto: starting on {url} …", file=sys.stderr, flush=True)
-    async with httpx.AsyncClient(trust_env=False) as client:
-        while True:
+    # It is ourselves whom we ask, by an address that the certificate need not name.
+    async with httpx.AsyncClient(trust_env=False, verify=False) as client:
+        while settings.tls is None or settings.tls.client_ca is None:  # else we cannot ask ourselves
             try:
                 if (await client.get(f"{url}/ready")).status_code == 200:
                     break

@@ -2,26 +2,68 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import orjson
+from pydantic import model_validator
 
 from backends.dialects.openai_chat import MalformedRequest
-from backends.engine.backend import EngineBackend
-from backends.protocol import BackendError, BackendRefused
-from gateway.api.auth import Tenant
-from gateway.dispatch import Dispatch
-
-log = logging.getLogger("hitherto.templates")
+from backends.protocol import Section
 
 HEADER = "x-hitherto-template"
-LOOK_SECONDS, RETRY_SECONDS = 2.0, 15.0
 
 Normalisation = Literal["trim", "newlines"]
+
+
+class TemplateConfig(Section):
+    """A system prompt that clients call by name."""
+
+    system: str | None = None
+    system_file: Path | None = None
+    """Relative to the folder of the configuration file."""
+    warm: bool = True
+    normalise: tuple[Normalisation, ...] = ()
+
+    @model_validator(mode="after")
+    def _one_text(self) -> TemplateConfig:
+        if (self.system is None) == (self.system_file is None):
+            raise ValueError("a template has either system or system_file")
+        if not (self.system or "").strip():
+            raise ValueError("the system prompt is empty")
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, data: Any) -> Any:
+        """The file's text in its place, read once, so that all processes have the same."""
+        if not isinstance(data, dict) or not isinstance(data.get("system_file"), str) or "system" in data:
+            return data
+        path = data["system_file"]
+        try:
+            text = Path(path).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError, RuntimeError) as error:
+            raise ValueError(f"system_file: {path} cannot be read: {error}") from error
+        return {"system": text, **{name: value for name, value in data.items() if name != "system_file"}}
+
+
+def with_files_beside(path: Path, values: dict[str, Any]) -> tuple[dict[str, Any], list[Path]]:
+    """The values of a configuration file with its templates' files looked for beside it, and those files."""
+    templates = values.get("templates")
+    if not isinstance(templates, dict):
+        return values, []
+    found, files = {}, []
+    for name, entry in templates.items():
+        if isinstance(entry, dict) and isinstance(entry.get("system_file"), str):
+            file = entry["system_file"]
+            # As it stands if it begins at a root or a home, else below the folder.
+            file = file if file.startswith(("/", "~")) else str(path.parent / file)
+            entry = {**entry, "system_file": file}
+            files.append(Path(file))
+        found[name] = entry
+    return {**values, "templates": found}, files
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +74,6 @@ class Template:
     system: str
     warm: bool = True
     normalise: tuple[Normalisation, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Warmed:
-    """What warming one template on one engine did; `error` is empty if it went well."""
-
-    template: str
-    backend: str
-    tokens: int = 0
-    cached_tokens: int = 0
-    seconds: float = 0.0
-    pinned: bool = False
-    """It gives way last; False when templates have half of the memory already."""
-    error: str = ""
-    again: bool = False
-    """It may work another time."""
 
 
 class Templates:
@@ -62,6 +88,13 @@ class Templates:
                 known = self._spellings.setdefault(template.normalise, {})
                 known.setdefault(normalised(template.system, template.normalise), template.system)
         self._exact = {template.system for template in templates}
+
+    @staticmethod
+    def declared(entries: Mapping[str, TemplateConfig]) -> Templates:
+        """Those of a configuration."""
+        return Templates(
+            [Template(name, entry.system or "", entry.warm, entry.normalise) for name, entry in entries.items()]
+        )
 
     @property
     def warm(self) -> list[Template]:
@@ -112,59 +145,3 @@ def normalised(text: str, how: Sequence[Normalisation]) -> str:
     if "trim" in how:
         text = "\n".join(line.rstrip(" \t") for line in text.split("\n")).strip()
     return text
-
-
-class Warmer:
-    """Keeps the templates warm on every engine: at the start, and after an engine was started again."""
-
-    def __init__(self, templates: Templates, dispatch: Dispatch, tenant: Tenant) -> None:
-        self._templates, self._dispatch, self._tenant = templates, dispatch, tenant
-        self._engines = {
-            name: backend for name, backend in dispatch.backends.items() if isinstance(backend, EngineBackend)
-        }
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def open(self) -> None:
-        if self._templates.warm:
-            self._tasks = [
-                asyncio.create_task(self._watch(name), name=f"warm templates on {name}") for name in self._engines
-            ]
-
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def warm(self) -> list[Warmed]:
-        """Compute the templates' KV wherever it is not there yet."""
-        lists = await asyncio.gather(*(self._warm(name) for name in self._engines))
-        return [done for items in lists for done in items]
-
-    async def _warm(self, name: str) -> list[Warmed]:
-        engine, salt, results = self._engines[name], self._dispatch.salt(self._tenant), []
-        for template in self._templates.warm:
-            try:
-                facts = await engine.warm([{"role": "system", "content": template.system}], salt)
-            except BackendError as error:
-                again = not isinstance(error, BackendRefused)
-                results.append(Warmed(template.name, name, error=str(error), again=again))
-            else:
-                numbers = facts["tokens"], facts["cached_tokens"], facts["seconds"], facts["pinned"]
-                results.append(Warmed(template.name, name, *numbers))
-        return results
-
-    async def _watch(self, name: str) -> None:
-        """Warm the templates whenever the engine has started, and again later what did not work."""
-        boot, engine = "", self._engines[name]
-        while True:
-            pause = LOOK_SECONDS
-            state = await engine.state()
-            if state is not None and state["boot"] != boot:
-                results = await self._warm(name)
-                for done in results:
-                    log.info("template %s on %s: %s", done.template, name, done.error or f"{done.tokens} tokens")
-                if any(done.again for done in results):
-                    pause = RETRY_SECONDS
-                else:
-                    boot = state["boot"]
-            await asyncio.sleep(pause)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.engine.config import EngineConfig
-from gateway.config import ConfigError, Settings
+from gateway.config import Settings
+from gateway.settings_file import ConfigError
 
 if TYPE_CHECKING:
     from backends.engine.verification import Outcome

@@ -33,6 +33,8 @@ class CacheRules:
     """How far below the threshold a neighbour may be whose answer, if it is the same, makes an alias; 0: none."""
     share_near: bool = False
     """Whether a question may share the answer that a nearly identical one is getting just now."""
+    per_user: bool = False
+    """Whether answers are kept apart by end user."""
 
     @property
     def stale(self) -> float:

@@ -10,7 +10,8 @@ import pytest
 from backends.config import OpenAIConfig
 from backends.engine.config import EngineConfig, KVConfig
 from embedder.config import EmbedderConfig
-from gateway.config import CacheConfig, SemanticConfig, Settings, load
+from gateway.cache.config import CacheConfig, SemanticConfig
+from gateway.config import Settings, load
 from gateway.metrics import Metrics
 from policies.volatility import DEFAULTS
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from backends.dialects import sse
+from backends.dialects import sse, usage
 from backends.protocol import Answer, Usage, View
 
 SURFACE = "openai-chat"
@@ -251,17 +251,7 @@ def _is_valid_call(function: Any) -> bool:
 
 def usage_of(body: Mapping[str, Any]) -> Usage | None:
     """The token counts of an answer, if it tells them."""
-    usage = body.get("usage")
-    if not isinstance(usage, dict):
-        return None
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if not isinstance(prompt, int) or not isinstance(completion, int):
-        return None
-    tiers = details.get("cached_by_tier") if isinstance(details, dict) else None
-    sources = {str(name): n for name, n in tiers.items() if isinstance(n, int)} if isinstance(tiers, dict) else {}
-    return Usage(prompt, completion, cached if isinstance(cached, int) else None, sources)
+    return usage.read(body.get("usage"))
 
 
 def text_of(body: bytes) -> str:

@@ -12,7 +12,7 @@ from backends.engine import models
 from backends.engine.config import EngineConfig
 from backends.engine.epoch import Epoch
 from backends.engine.supervisor import Supervisor
-from backends.protocol import BackendError, BackendRefused, BackendStarting, Call, Reply
+from backends.protocol import BackendError, BackendRefused, BackendStarting, Call, PromptCacheStyle
 from backends.upstream import Upstream
 
 
@@ -20,6 +20,7 @@ class EngineBackend:
     """`kind: engine`."""
 
     kind = "engine"
+    prompt_cache: PromptCacheStyle = "none"
 
     def __init__(self, name: str, config: EngineConfig, data: Path) -> None:
         self.name = name
@@ -57,8 +58,8 @@ class EngineBackend:
         await self._admin.stop()
         await self.supervisor.stop()
 
-    async def open(self, call: Call) -> Reply:
-        return await self._upstream.open(call)
+    def places(self, affinity: bytes) -> tuple[Upstream]:
+        return (self._upstream,)
 
     async def state(self) -> dict[str, Any] | None:
         """What the engine tells of itself; None while it does not answer."""

@@ -1,8 +1,8 @@
-"""`/admin/*`: for operators. Served on loopback only, until admin keys come."""
+"""`/admin/*`: for operators, who show the admin key; without one it is served on loopback only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -13,10 +13,26 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from backends.engine.backend import EngineBackend
 from backends.protocol import Backend, Duration
-from gateway.api.auth import OpenAuth, TransparentAuth
+from gateway.admission import Admission
+from gateway.api.auth import AdminKey, Auth
 from gateway.cache.control import Control, StoreBusy
+from gateway.places import Places
+from gateway.reload import Registry
 from gateway.stores.contract import Selector
-from gateway.templates import Warmer
+from gateway.tenants import File
+from gateway.warming import Warmer
+
+
+def guard(key: AdminKey) -> Callable[[Request], None]:
+    """Let only operators in."""
+
+    def admit(request: Request) -> None:
+        if not key.is_set:
+            _not_from_a_web_page(request)
+        elif not key.admits(request.headers):
+            raise HTTPException(401, "administration needs the admin key, as Authorization: Bearer or x-api-key")
+
+    return admit
 
 
 def _not_from_a_web_page(request: Request) -> None:
@@ -58,9 +74,9 @@ class Explain(BaseModel):
     headers: dict[str, str] = {}
 
 
-def router(backends: Mapping[str, Backend], warmer: Warmer) -> APIRouter:
+def router(backends: Mapping[str, Backend], warmer: Warmer, key: AdminKey) -> APIRouter:
     """What can be done to a running gateway's engines."""
-    api = APIRouter(prefix="/admin", dependencies=[Depends(_not_from_a_web_page)])
+    api = APIRouter(prefix="/admin", dependencies=[Depends(guard(key))])
 
     engines = {name: backend for name, backend in backends.items() if isinstance(backend, EngineBackend)}
 
@@ -93,9 +109,46 @@ def router(backends: Mapping[str, Backend], warmer: Warmer) -> APIRouter:
     return api
 
 
-def cache_router(control: Control, auth: OpenAuth | TransparentAuth) -> APIRouter:
+def tenants_router(registry: Registry | None, places: Places, admission: Admission, key: AdminKey) -> APIRouter:
+    """Who may do what, and where it runs."""
+    api = APIRouter(prefix="/admin", dependencies=[Depends(guard(key))])
+
+    @api.get("/breakers")
+    async def breakers() -> list[dict[str, object]]:
+        """How each backend, and each replica, stands."""
+        return places.states()
+
+    @api.get("/tenants")
+    async def tenants() -> dict[str, Any]:
+        """The tenants with their keys (not the keys themselves) and budgets, and files that are not in force."""
+        if registry is None:
+            return {"tenants": [], "wrong": {}}
+        known = registry.tenants.files.values()
+        return {"tenants": [await _tenant(file, admission) for file in known], "wrong": registry.wrong}
+
+    @api.post("/reload")
+    async def reload() -> JSONResponse:
+        """Read the tenants' files now."""
+        if registry is None:
+            return JSONResponse({"error": {"message": "no folder of tenants is configured (tenants: FOLDER)"}}, 404)
+        changes = await registry.reload()
+        return JSONResponse({"changes": changes, "wrong": registry.wrong})
+
+    return api
+
+
+async def _tenant(file: File, admission: Admission) -> dict[str, Any]:
+    keys = [
+        {"id": key.id, "name": key.name, "expires": key.expires.isoformat() if key.expires else None}
+        for key in file.config.keys
+    ]
+    facts = {"tenant": file.config.tenant, "file": str(file.path), "keys": keys, "models": file.config.models}
+    return {**facts, "budget": await admission.standing(file.tenant)}
+
+
+def cache_router(control: Control, auth: Auth, key: AdminKey) -> APIRouter:
     """What can be done to a running gateway's answer cache."""
-    api = APIRouter(prefix="/admin", dependencies=[Depends(_not_from_a_web_page)])
+    api = APIRouter(prefix="/admin", dependencies=[Depends(guard(key))])
 
     @api.get("/cache/stats")
     async def stats() -> dict[str, Any]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from backends.dialects import openai_chat
-from gateway.api.auth import OpenAuth, TransparentAuth
-from gateway.api.endpoint import Endpoint
+from gateway.api.endpoint import Door, Endpoint
 from gateway.exchange import Incoming, Served
-from gateway.metrics import Metrics
 from gateway.pipeline import Pipeline
 
 
@@ -15,8 +13,8 @@ class ChatEndpoint(Endpoint):
 
     surface = openai_chat.SURFACE
 
-    def __init__(self, pipeline: Pipeline, auth: OpenAuth | TransparentAuth, metrics: Metrics, body_limit: int) -> None:
-        super().__init__(auth, metrics, body_limit)
+    def __init__(self, pipeline: Pipeline, door: Door) -> None:
+        super().__init__(door)
         self._pipeline = pipeline
 
     async def serve(self, request: Incoming) -> Served:

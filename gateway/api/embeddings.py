@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
@@ -14,11 +15,9 @@ from gateway.api.endpoint import Endpoint
 from gateway.api.passthrough import Passthrough
 from gateway.cache import embeddings
 from gateway.cache.answers import Answers
-from gateway.dispatch import Dispatch, Dispatched, forwarded
+from gateway.dispatch import Ask, Dispatch, Dispatched, forwarded
 from gateway.errors import NotCached
 from gateway.exchange import Incoming, Served
-from gateway.metrics import Metrics
-from policies.cacheability import CacheRules
 from policies.controls import is_litellm_control, parse_controls
 
 LIMIT = 64 << 20
@@ -30,11 +29,9 @@ class EmbeddingsEndpoint(Endpoint):
 
     surface = embeddings.SURFACE
 
-    def __init__(
-        self, answers: Answers, dispatch: Dispatch, rules: CacheRules, passthrough: Passthrough, metrics: Metrics
-    ) -> None:
-        super().__init__(passthrough.auth, metrics, passthrough.body_limit)
-        self._answers, self._dispatch, self._rules, self._passthrough = answers, dispatch, rules, passthrough
+    def __init__(self, answers: Answers, dispatch: Dispatch, passthrough: Passthrough) -> None:
+        super().__init__(passthrough.door)
+        self._answers, self._dispatch, self._passthrough = answers, dispatch, passthrough
 
     async def serve(self, request: Incoming) -> Served:
         started = time.perf_counter()
@@ -49,10 +46,11 @@ class EmbeddingsEndpoint(Endpoint):
         ours = is_litellm_control(body.get("cache"))
         if ours:
             body = {name: value for name, value in body.items() if name != "cache"}
-        target = self._dispatch.identity(body["model"])
-        headers, tenant = forwarded(request.headers), request.tenant.name
+        tenant, headers = request.tenant, forwarded(request.headers)
+        target, user = self._dispatch.identity(body["model"], tenant), tenant.user(request.headers, body)
+        request.ticket = await self.door.admission.enter(tenant, user, body["model"])
         try:
-            asked = embeddings.batch(body, inputs, tenant, target, headers, request.query, controls, self._rules)
+            asked = embeddings.batch(body, inputs, tenant, user, target, headers, request.query, controls)
         except (TypeError, RecursionError) as error:
             raise MalformedRequest("the body is nested too deeply") from error
         found = await embeddings.known(self._answers, asked)
@@ -119,12 +117,14 @@ class EmbeddingsEndpoint(Endpoint):
 
     async def _asked(self, asked: embeddings.Batch, request: Incoming, raw: bytes) -> tuple[Dispatched, bytes]:
         """A backend's whole response."""
-        dispatched = await self._dispatch.open(
-            "/embeddings", request.query, request.headers, raw, asked.model, request.tenant
-        )
+        ask = Ask("/embeddings", request.query, request.headers, raw, asked.model, request.tenant, answers=False)
+        dispatched = await self.door.admission.open(request.ticket, ask)
+        copy = b""
         try:
-            return dispatched, b"".join([chunk async for chunk in dispatched.reply.chunks()])
+            copy = b"".join([chunk async for chunk in dispatched.reply.chunks()])
+            return dispatched, copy
         finally:
+            dispatched.settle(_usage(copy) if len(copy) <= LIMIT else None, 0)
             await dispatched.reply.close()
 
     def _kept(self, asked: embeddings.Batch, places: list[int], bodies: list[bytes], backend: str) -> str:
@@ -146,3 +146,12 @@ class EmbeddingsEndpoint(Endpoint):
         served.tenant = asked.questions[0].tenant
         served.overhead = time.perf_counter() - started
         return served
+
+
+_USAGE = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
+
+
+def _usage(body: bytes) -> Usage | None:
+    """What a response says of its tokens, without reading all its numbers."""
+    found = _USAGE.search(body[-4096:]) or _USAGE.search(body[:4096])
+    return Usage(int(found[1]), 0) if found is not None else None

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from backends import asgi
 from gateway import errors, logs
-from gateway.api.auth import OpenAuth, TransparentAuth
-from gateway.exchange import Incoming, Served
+from gateway.admission import Admission
+from gateway.api.auth import Auth
+from gateway.exchange import Incoming, Served, Ticket
 from gateway.metrics import Metrics, RequestSeries
 
 log = logging.getLogger("hitherto")
@@ -21,13 +24,27 @@ CLIENT_GONE = 499
 """What the metrics and the log call a request whose client left before there was an answer, as nginx does."""
 
 
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What every endpoint asks before it serves, and tells after."""
+
+    auth: Auth
+    admission: Admission
+    metrics: Metrics
+    body_limit: int
+    body_time: float
+    """The longest silence while a body comes, in seconds."""
+    mask: Callable[[str], str] = str
+    """For the log."""
+
+
 class Endpoint(ABC):
     """One route of the hot path. Subclasses say how a request is served."""
 
     surface: str
 
-    def __init__(self, auth: OpenAuth | TransparentAuth, metrics: Metrics, body_limit: int) -> None:
-        self.auth, self._metrics, self.body_limit = auth, metrics, body_limit
+    def __init__(self, door: Door) -> None:
+        self.door, self._metrics = door, door.metrics
         self._series = lru_cache(maxsize=1024)(self._find_series)  # finding a series by its labels costs 10 µs
 
     @abstractmethod
@@ -38,21 +55,26 @@ class Endpoint(ABC):
         headers = asgi.header_map(scope)
         request_id = headers.get("x-request-id") or logs.new_id()
         try:
-            body = await asgi.read_body(receive, self.body_limit)
+            body = await asgi.read_body(receive, self.door.body_limit, self.door.body_time)
         except asgi.ClientGone:
             return
-        except asgi.BodyTooLarge:
-            error = asgi.BodyTooLarge(f"the request body is over {self.body_limit} bytes")
-            await self._refuse(error, request_id, time.perf_counter(), send)
+        except (asgi.BodyTooLarge, asgi.BodyTooSlow) as failure:
+            too_large = asgi.BodyTooLarge(f"the request body is over {self.door.body_limit} bytes")
+            error = too_large if isinstance(failure, asgi.BodyTooLarge) else failure
+            await self._refuse(error, request_id, time.perf_counter(), scope, send)
             return
         started = time.perf_counter()
         served: Served | None = None
+        incoming: Incoming | None = None
         refused = False
         watch = asgi.HangupWatch(receive)
         try:
             async with watch:
                 try:
-                    served = await self.serve(Incoming(scope, headers, body, self.auth.tenant(headers), watch))
+                    incoming = Incoming(scope, headers, body, self.door.auth.tenant(headers), watch)
+                    served = await self.serve(incoming)
+                    if incoming.ticket is not None and incoming.ticket.states:
+                        _tell_limits(served, incoming.ticket)
                     await _send(served, request_id, send)
                 except Exception as error:
                     if served is not None and served.first is not None:
@@ -60,24 +82,33 @@ class Endpoint(ABC):
                         log.warning("request %s: the response broke off: %s", request_id, error)
                     else:
                         served, refused = None, True
-                        await self._refuse(error, request_id, started, send)
+                        await self._refuse(error, request_id, started, scope, send, incoming)
         finally:
+            if incoming is not None and incoming.ticket is not None:
+                self.door.admission.leave(incoming.ticket)
             if watch.gone and served is None and not refused:
                 served = Served(CLIENT_GONE, [], cache="none", started=started)
             if served is not None:
                 self._account(served, request_id, watch.gone)
 
-    async def _refuse(self, error: Exception, request_id: str, started: float, send: asgi.Send) -> None:
+    async def _refuse(
+        self,
+        error: Exception,
+        request_id: str,
+        started: float,
+        scope: asgi.Scope,
+        send: asgi.Send,
+        incoming: Incoming | None = None,
+    ) -> None:
         refusal = errors.refusal(error)
+        tenant = incoming.tenant.name if incoming is not None else ""
         if refusal.status == 500:
             log.error("request %s: an unforeseen error", request_id, exc_info=error)
-        self._metrics.requests.labels("", self.surface, "", "", "none", str(refusal.status)).inc()
+        self._series(tenant, "", "", "none", refusal.status).requests.inc()
         head = [asgi.JSON, (b"x-request-id", request_id.encode("latin-1", "replace")), *refusal.headers()]
-        await asgi.send_bytes(send, refusal.status, head, refusal.body())
-        seconds = round(time.perf_counter() - started, 6)
-        logs.request_line(
-            {"request_id": request_id, "status": refusal.status, "error": refusal.message, "seconds": seconds}
-        )
+        await asgi.send_bytes(send, refusal.status, head, refusal.body_for(scope["path"]))
+        line = {"request_id": request_id, "status": refusal.status, "error": self.door.mask(refusal.message)}
+        logs.request_line({**line, "tenant": tenant, "seconds": round(time.perf_counter() - started, 6)})
 
     def _account(self, served: Served, request_id: str, gone: bool) -> None:
         now = time.perf_counter()
@@ -115,6 +146,11 @@ class Endpoint(ABC):
 
     def _find_series(self, tenant: str, model: str, backend: str, cache: str, status: int) -> RequestSeries:
         return self._metrics.request_series(tenant, self.surface, model, backend, cache, str(status))
+
+
+def _tell_limits(served: Served, ticket: Ticket) -> None:
+    """Our own limits in place of the upstream's, which are the gateway's matter."""
+    served.headers = [pair for pair in served.headers if not pair[0].startswith(b"x-ratelimit-")] + ticket.headers()
 
 
 async def _send(served: Served, request_id: str, send: asgi.Send) -> None:

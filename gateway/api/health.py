@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
@@ -13,7 +13,7 @@ from backends.protocol import Backend
 from gateway.metrics import Metrics
 
 
-def router(backends: Mapping[str, Backend], notes: Mapping[str, str], metrics: Metrics) -> APIRouter:
+def router(backends: Mapping[str, Backend], notes: Callable[[], Mapping[str, str]], metrics: Metrics) -> APIRouter:
     """`notes` are things an operator should know although requests are served (a tier that is off, and why)."""
     api = APIRouter()
 
@@ -27,7 +27,7 @@ def router(backends: Mapping[str, Backend], notes: Mapping[str, str], metrics: M
         state = {name: reason or "ready" for name, reason in zip(backends, reasons, strict=True)}
         # One backend that works is enough to be useful; the others are told.
         up = not backends or any(not reason for reason in reasons)
-        body = {"status": "ready" if up else "not ready", "backends": state, "notes": dict(notes)}
+        body = {"status": "ready" if up else "not ready", "backends": state, "notes": dict(notes())}
         return JSONResponse(body, status_code=200 if up else 503, headers={} if up else {"retry-after": "2"})
 
     @api.get("/metrics", response_model=None)

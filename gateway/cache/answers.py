@@ -201,7 +201,7 @@ class Answers:
         now, view = time.time(), question.view
         expires = now + cacheability.fresh_for(view, question.rules, question.controls)
         controls = replace(question.controls, no_cache=False)  # it asked for a fresh answer, not for none to be kept
-        body = orjson.dumps(answer.body)
+        body, text = orjson.dumps(answer.body), question.text()
         entry = Entry(
             key=question.key,
             scope=question.scope,
@@ -209,7 +209,7 @@ class Answers:
             surface=view.surface,
             model=view.model,
             backend=backend,
-            question=view.question,
+            question=text,
             body=body,
             has_usage=complete,
             created=now,
@@ -217,13 +217,16 @@ class Answers:
             cost=cost(answer, body),
             stale_until=expires + question.rules.stale,
             tags=question.controls.tags,
-            embeds=view.question is not None and cacheability.may_read(view, question.rules, controls).semantic,
+            # What may not be stored as it is could not be compared with other questions as it is.
+            embeds=text is not None
+            and text == view.question
+            and cacheability.may_read(view, question.rules, controls).semantic,
         )
         self.keep(entry)
         if entry.embeds and self.semantic is not None:
             vector = self.semantic.add(entry.scope, entry.key, entry.question or "", lookup.packed())
             self._background(self._write_vector(entry, vector))
-        if lookup.near is not None:
+        if lookup.near is not None and entry.embeds:
             self._background(self._learn(question, lookup.near, entry))
         return ""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from gateway.api.auth import Tenant
 from gateway.cache.answers import Answers
 from gateway.cache.key import Scope, key_digest
 from gateway.cache.question import Question
 from gateway.pipeline import Pipeline
 from gateway.stores.contract import Entry, Selector
+from gateway.tenant import Tenant
 from policies import cacheability, volatility
 
 ELSEWHERE = 5

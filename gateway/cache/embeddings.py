@@ -14,8 +14,8 @@ from gateway.cache.answers import Answers
 from gateway.cache.key import Scope, key_digest
 from gateway.cache.question import Question
 from gateway.stores.contract import Entry
+from gateway.tenant import Tenant
 from policies import cacheability
-from policies.cacheability import CacheRules
 from policies.controls import Controls
 
 SURFACE = "openai-embeddings"
@@ -57,19 +57,21 @@ def inputs_of(body: object) -> list[Any] | None:
 def batch(
     body: Mapping[str, Any],
     inputs: list[Any],
-    tenant: str,
+    tenant: Tenant,
+    user: str,
     target: tuple[str, ...],
     headers: Mapping[str, str],
     query: str,
     controls: Controls,
-    rules: CacheRules,
 ) -> Batch:
     """The questions of a request."""
     fields = {name: value for name, value in body.items() if name != "input"}
     view = View(SURFACE, str(body["model"]), False, False, None, "embedding", fields, temperature=0.0)
-    scope = Scope(view, tenant, target, headers, query, controls.namespace).digest()
+    rules = tenant.policy.rules
+    apart = user if rules.per_user else ""
+    scope = Scope(view, tenant.name, target, headers, query, controls.namespace, apart).digest()
     questions = [
-        Question(key_digest(scope, orjson.dumps(item).decode()), scope, tenant, view, controls, rules)
+        Question(key_digest(scope, orjson.dumps(item).decode()), scope, tenant.name, view, controls, rules)
         for item in inputs
     ]
     return Batch(fields, inputs, questions)

@@ -94,18 +94,29 @@ class Scope:
     headers: Mapping[str, str]
     query: str
     namespace: str
+    user: str = ""
+    """The end user, where answers are kept apart by that."""
 
     def digest(self) -> bytes:
         """32 bytes that are equal exactly if two scopes are. Raises TypeError for fields that are nested too deeply."""
         chosen, fields = _canonical(telling_headers(self.headers)), _canonical(self._fields())
         return _digest(
-            "scope/2", self.tenant, self.view.surface, self.namespace, self.query, *self.target, chosen, fields
+            "scope/3",
+            self.tenant,
+            self.user,
+            self.view.surface,
+            self.namespace,
+            self.query,
+            *self.target,
+            chosen,
+            fields,
         )
 
     def parts(self) -> dict[str, str]:
         """The name of each part with a hash of its value, so that two scopes can be compared without their content."""
         values: dict[str, Any] = {
             "tenant": self.tenant,
+            "user": self.user,
             "surface": self.view.surface,
             "namespace": self.namespace,
             "query": self.query,

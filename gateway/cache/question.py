@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from backends.protocol import View
@@ -19,6 +20,15 @@ class Question:
     view: View
     controls: Controls
     rules: CacheRules
+    user: str = ""
+    """The end user that it is for, where that is told."""
+    redacted: Callable[[str], str | None] | None = None
+    """What of a text may be stored; None: all of it."""
+
+    def text(self) -> str | None:
+        """The question's text as it may be stored."""
+        asked = self.view.question
+        return asked if asked is None or self.redacted is None else self.redacted(asked)
 
     @property
     def threshold(self) -> float:

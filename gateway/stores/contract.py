@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from policies.budget import Account
+from policies.rate_limit import Limit, State
+
 
 class BrokenRow(Exception):
     """What a store holds is not what was written."""
@@ -181,3 +184,41 @@ class AnswerStore(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class CounterStore(Protocol):
+    """Rate limits and money that several requests, and perhaps several gateways, share.
+
+    What is given back or settled is told without waiting for it. `estimated`: the shared store is away, and this
+    process counts by itself.
+    """
+
+    @property
+    def estimated(self) -> bool: ...
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def take(self, wanted: Sequence[tuple[Limit, int]], holder: str) -> tuple[list[State], float]:
+        """Use so much of each limit, or of none if one of them does not allow it; how they stand then, and when.
+
+        `State.wait` says who did not allow it. What has no window is used until `holder` gives it back.
+        """
+        ...
+
+    def give(self, changes: Sequence[tuple[Limit, int]], at: float, holder: str) -> None:
+        """Correct what was taken at a time: less is given back, more is used now, limit or not."""
+        ...
+
+    async def reserve(self, accounts: Sequence[Account], amount: int, holder: str) -> Account | None:
+        """Hold an amount on every account, or on none: the account that has not enough left, or None."""
+        ...
+
+    def settle(self, accounts: Sequence[Account], amount: int, holder: str) -> None:
+        """Book what was really spent in place of what `holder` holds."""
+        ...
+
+    async def spent(self, accounts: Sequence[Account]) -> list[tuple[int, int]]:
+        """(booked, held) of each account."""
+        ...

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 CONFIG = """
 backends: {{up: {{kind: openai, url: "{url}"}}}}
-models: {{m: {{try: [up]}}, n: {{try: [up]}}}}
+models: {{m: {{try: [up], retry: {{attempts: 1}}}}, n: {{try: [up], retry: {{attempts: 1}}}}}}
 cache:
   semantic: {{threshold: 0.85, deadline: 5s, share_in_flight: true}}
   ttl: {ttl}

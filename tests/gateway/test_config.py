@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import ConfigError, Settings, load, split_address, transparent_settings
-from policies.routing import Target
+from gateway.config import Settings, load, split_address, transparent_settings
+from gateway.settings_file import ConfigError
+from policies.routing import Route, Target
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -18,7 +19,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_no_file_means_one_local_model_on_loopback() -> None:
     settings = Settings()
-    assert settings.routes() == {"smollm2": (Target("local"),)}
+    assert settings.routes() == {"smollm2": Route((Target("local"),))}
     assert (settings.host, settings.port) == ("127.0.0.1", 8080)
     assert "~" not in str(settings.data)
 
@@ -42,7 +43,7 @@ cache: {exact: true, semantic: {threshold: 0.93, deadline: 20ms}, ttl: 24h, size
 """,
         )
     )
-    assert settings.routes()["gpt-*"] == (Target("openai"), Target("local", "tiny"))
+    assert settings.routes()["gpt-*"].targets == (Target("openai"), Target("local", "tiny"))
     assert settings.cache.ttl == 86400 and settings.cache.size == 2 << 30
     rules = settings.cache.rules()
     assert (rules.threshold, rules.sampling, rules.semantic) == (0.93, "exact-only", True)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import ConfigError, Settings
+from gateway.config import Settings
 from gateway.serve import _bind
+from gateway.settings_file import ConfigError
 
 
 def hitherto(*arguments: str) -> subprocess.CompletedProcess[str]:

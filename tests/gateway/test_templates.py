@@ -9,8 +9,9 @@ import orjson
 import pytest
 
 from backends.dialects.openai_chat import MalformedRequest
-from gateway.config import ConfigError, load
-from gateway.templates import Template, Templates, normalised
+from gateway.config import load
+from gateway.settings_file import ConfigError
+from gateway.templates import Template, TemplateConfig, Templates, normalised
 
 TEXT = "You are the support assistant.\n\nBe brief."
 TEMPLATES = Templates(
@@ -74,10 +75,10 @@ def test_a_file_is_looked_for_beside_the_configuration(tmp_path: Path) -> None:
     file.write_text(
         "templates:\n  support: {system_file: support.txt, normalise: [trim]}\n  other: {system: x, warm: false}\n"
     )
-    assert load(file).declared_templates() == [
-        Template("support", TEXT, True, ("trim",)),
-        Template("other", "x", False),
-    ]
+    assert load(file).templates == {
+        "support": TemplateConfig(system=TEXT, normalise=("trim",)),
+        "other": TemplateConfig(system="x", warm=False),
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,88 @@
-from __future__ import annotations
+"""Where a request may run, and in which order."""
 
-from policies.routing import Target, candidates
+import random
+from collections import Counter
 
-ROUTES = {
-    "gpt-4": (Target("exact"),),
-    "gpt-*": (Target("family"),),
-    "gpt-4*": (Target("closer"), Target("second", "other")),
-    "*": (Target("rest"),),
-}
+from backends.dialects.openai_chat import view
+from policies.routing import Route, Target, able, allows, in_order, match, needs, ranked, within_load
 
-
-def test_exact_names_win_over_patterns_and_closer_patterns_over_wider_ones() -> None:
-    assert candidates("gpt-4", ROUTES)[0].backend == "exact"
-    assert candidates("gpt-4o", ROUTES) == (Target("closer"), Target("second", "other"))
-    assert candidates("gpt-5", ROUTES)[0].backend == "family"
-    assert candidates("llama", ROUTES)[0].backend == "rest"
+TABLE = ("gpt-4", "gpt-*", "gpt-4*", "*")
+A, B = Target("a", weight=3), Target("b", weight=1)
 
 
-def test_an_unknown_model_has_no_candidates() -> None:
-    assert candidates("llama", {"gpt-4": (Target("a"),)}) == ()
+def test_the_exact_name_wins_then_the_longest_literal_start() -> None:
+    assert match("gpt-4", TABLE) == "gpt-4"
+    assert match("gpt-4o", TABLE) == "gpt-4*"
+    assert match("gpt-5", TABLE) == "gpt-*"
+    assert match("llama", TABLE) == "*"
+    assert match("llama", ("gpt-4", "gpt-*")) is None
+
+
+def test_lists_of_models_know_patterns() -> None:
+    assert allows(["gpt-*", "fast"], "gpt-5") and allows(["gpt-*", "fast"], "fast")
+    assert not allows(["gpt-*", "fast"], "claude") and not allows(["fast"], "faster")
+
+
+def test_targets_with_weights_are_equals_and_the_others_fallbacks() -> None:
+    assert Route((A, B, Target("c"))).equals == (A, B)
+    assert Route((Target("c"), Target("d"))).equals == (Target("c"),)
+
+
+def test_what_a_request_needs() -> None:
+    image = [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+    ask = {"model": "m", "messages": [{"role": "user", "content": image}], "tools": [{}], "logprobs": True, "n": 2}
+    ask["response_format"] = {"type": "json_schema"}
+    assert needs(view(ask)) == {"images", "tools", "logprobs", "several-choices", "json-schema"}
+    assert needs(view({"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": []})) == frozenset()
+
+
+def test_only_who_can_do_it_is_asked_and_the_reason_is_told() -> None:
+    small, blind, all_round = Target("small", context=100), Target("blind", lacks=frozenset({"images"})), Target("c")
+    found, why = able([small, blind, all_round], frozenset({"images"}), 101)
+    assert found == [all_round]
+    assert why == "small takes 100 tokens, and these are about 101; blind has no images"
+
+
+def test_weights_share_the_load() -> None:
+    draw = random.Random(1)
+    first = Counter(in_order([B, A], "weighted", b"", draw, {})[0].backend for _ in range(4000))
+    assert 0.72 < first["a"] / 4000 < 0.78
+    keys = [str(number).encode() for number in range(4000)]
+    sticky = [in_order([B, A], "sticky", key, draw, {})[0].backend for key in keys]
+    assert 0.72 < sticky.count("a") / 4000 < 0.78
+    assert sticky == [in_order([A, B], "sticky", key, draw, {})[0].backend for key in keys], "whatever their order"
+
+
+def test_only_the_conversations_of_a_lost_backend_move() -> None:
+    equals = [Target(name, weight=1) for name in "abcd"]
+    keys = [str(number).encode() for number in range(400)]
+    homes = {key: in_order(equals, "sticky", key, random.Random(), {})[0].backend for key in keys}
+    after = {key: in_order(equals[:3], "sticky", key, random.Random(), {})[0].backend for key in keys}
+    assert all(after[key] == home for key, home in homes.items() if home != "d")
+    assert {after[key] for key, home in homes.items() if home == "d"} == {"a", "b", "c"}
+
+
+def test_fallbacks_come_after_equals_and_what_is_drained_last() -> None:
+    order = in_order([Target("drained", weight=0), Target("fallback"), A, B], "weighted", b"", random.Random(3), {})
+    assert {one.backend for one in order[:2]} == {"a", "b"}
+    assert [one.backend for one in order[2:]] == ["fallback", "drained"]
+
+
+def test_of_two_the_faster_is_asked_and_who_was_not_measured_first() -> None:
+    equals = [Target(name, weight=1) for name in "abc"]
+    pace = {"a": 0.1, "b": 0.2, "c": 0.9}
+    draw = random.Random(5)
+    first = Counter(in_order(equals, "fastest", b"", draw, pace)[0].backend for _ in range(3000))
+    assert first["c"] == 0 and first["a"] > first["b"] > 500
+    fresh = Counter(in_order(equals, "fastest", b"", draw, {"a": 0.1, "b": 0.2})[0].backend for _ in range(900))
+    assert fresh["c"] > 500
+
+
+def test_replicas_keep_their_keys_until_they_carry_too_much() -> None:
+    places = ["r1", "r2", "r3"]
+    home = ranked(b"prefix", places, {}, 1.25)[0]
+    assert ranked(b"prefix", places, {home: 3}, 1.25)[0] == home
+    busy = ranked(b"prefix", places, {home: 5}, 1.25)
+    assert busy[0] != home and busy[-1] == home
+    assert busy[0] == ranked(b"prefix", places, {}, 1.25)[1], "always the same next"
+    assert within_load([], {}, 1.25) == []

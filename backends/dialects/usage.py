@@ -1,0 +1,66 @@
+"""What the providers say of tokens, each in its own words, in one form. `prompt` always includes what was cached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backends.protocol import Usage
+
+
+def read(usage: object) -> Usage | None:
+    """OpenAI (chat and responses), Anthropic, Gemini and DeepSeek; None if it is none of them."""
+    if not isinstance(usage, dict):
+        return None
+    if "promptTokenCount" in usage:
+        return _gemini(usage)
+    if "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
+        return _anthropic(usage)
+    prompt, completion = (
+        _first(usage, "prompt_tokens", "input_tokens"),
+        _first(usage, "completion_tokens", "output_tokens"),
+    )
+    if prompt is None or completion is None:
+        return None
+    details = _mapping(usage, "prompt_tokens_details") or _mapping(usage, "input_tokens_details")
+    cached = _first(details, "cached_tokens")
+    if cached is None:
+        cached = _first(usage, "prompt_cache_hit_tokens")  # DeepSeek
+    sources = {str(name): n for name, n in _mapping(details, "cached_by_tier").items() if isinstance(n, int)}
+    written = _first(details, "cache_write_tokens", "cache_creation_tokens")
+    return Usage(prompt, completion, cached, sources, written)
+
+
+def _anthropic(usage: Mapping[str, Any]) -> Usage | None:
+    """`input_tokens` leaves out what was read from the cache and what was written to it."""
+    fresh, completion = _first(usage, "input_tokens"), _first(usage, "output_tokens")
+    if fresh is None:
+        return None
+    cached = _first(usage, "cache_read_input_tokens") or 0
+    written = _first(usage, "cache_creation_input_tokens") or 0
+    hour = _first(_mapping(usage, "cache_creation"), "ephemeral_1h_input_tokens") or 0
+    return Usage(fresh + cached + written, completion or 0, cached, {}, written, hour)
+
+
+def _gemini(usage: Mapping[str, Any]) -> Usage:
+    """`thoughtsTokenCount` is billed as output and not in `candidatesTokenCount`."""
+    completion = (_first(usage, "candidatesTokenCount") or 0) + (_first(usage, "thoughtsTokenCount") or 0)
+    return Usage(_first(usage, "promptTokenCount") or 0, completion, _first(usage, "cachedContentTokenCount") or 0)
+
+
+def merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """The usage of a stream that tells it in several events (Anthropic): later numbers replace earlier ones."""
+    return {**earlier, **{name: value for name, value in later.items() if value is not None}}
+
+
+def _first(values: Mapping[str, Any], *names: str) -> int | None:
+    for name in names:
+        value = values.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return None
+
+
+def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = values.get(name)
+    return value if isinstance(value, dict) else {}

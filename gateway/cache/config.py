@@ -1,0 +1,98 @@
+"""The `cache:` section, of the gateway and of a tenant."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ByteSize, Field, field_validator
+
+from backends.protocol import Duration, Section
+from gateway.settings_file import nearest
+from policies import volatility
+from policies.cacheability import CacheRules, Sampling
+
+LOOKUP_DEADLINE = 0.050
+
+
+class SemanticConfig(Section):
+    """Answers to the same question in other words."""
+
+    threshold: float = Field(default=0.85, ge=0.0, le=1.0)
+    """The cosine that a stored question must reach; the guards then decide."""
+    alias_margin: float = Field(default=0.10, ge=0.0, le=1.0)
+    """A question this little below the threshold becomes an alias if its fresh answer is the neighbour's; 0: never."""
+    share_in_flight: bool = False
+    """Whether a question may share the answer that a nearly identical one is getting just now."""
+    deadline: Duration = Field(default=LOOKUP_DEADLINE, gt=0)
+    """A lookup that takes longer lets the request go on as a miss. The gateway's; not a tenant's."""
+
+
+class BucketsConfig(Section):
+    """Several answers to a request that wants variety, served in turn."""
+
+    buckets: int = Field(ge=1, le=100)
+
+
+class TenantCacheConfig(Section):
+    """The answer cache, as far as each tenant may have it its own way."""
+
+    exact: bool = True
+    semantic: SemanticConfig | Literal[False] = SemanticConfig()
+    ttl: Duration = 86400.0
+    sampling: Sampling | BucketsConfig = "reuse"
+    stale_if_error: Duration = 0.0
+    """How long after its time an answer still serves when no backend gives one."""
+    stale_while_revalidate: Duration = 0.0
+    """How long after its time an answer still serves while a fresh one is computed."""
+    volatile: dict[str, Duration] = {}
+    """Class of volatile questions → how long their answers are reused; what is not named keeps its default."""
+    per_user: bool = False
+    """Whether answers are kept apart by end user, too."""
+
+    @field_validator("volatile")
+    @classmethod
+    def _known_classes(cls, value: dict[str, float]) -> dict[str, float]:
+        for name in value:
+            if name not in volatility.DEFAULTS:
+                known = ", ".join(volatility.DEFAULTS)
+                raise ValueError(f"there is no class {name!r} (known: {known}){nearest(name, volatility.DEFAULTS)}")
+        return value
+
+    @field_validator("semantic", mode="before")
+    @classmethod
+    def _switch(cls, value: object) -> object:
+        return SemanticConfig() if value is True else value
+
+    def rules(self) -> CacheRules:
+        semantic = self.semantic
+        return CacheRules(
+            exact=self.exact,
+            semantic=semantic is not False,
+            threshold=semantic.threshold if semantic is not False else 1.0,
+            ttl=self.ttl,
+            sampling="reuse" if isinstance(self.sampling, BucketsConfig) else self.sampling,
+            buckets=self.sampling.buckets if isinstance(self.sampling, BucketsConfig) else 1,
+            stale_if_error=self.stale_if_error,
+            stale_while_revalidate=self.stale_while_revalidate,
+            volatile={**volatility.DEFAULTS, **self.volatile},
+            grey=semantic.alias_margin if semantic is not False else 0.0,
+            share_near=semantic.share_in_flight if semantic is not False else False,
+            per_user=self.per_user,
+        )
+
+
+class CacheConfig(TenantCacheConfig):
+    """The answer cache of the gateway; what a tenant's file does not say is as it is here."""
+
+    size: ByteSize = Field(default=ByteSize(2 << 30), gt=0)
+
+
+def overlaid(base: TenantCacheConfig, own: TenantCacheConfig) -> TenantCacheConfig:
+    """The gateway's section with what a tenant's file sets in its place."""
+    changes: dict[str, Any] = {name: getattr(own, name) for name in own.model_fields_set}
+    if isinstance(own.semantic, SemanticConfig) and isinstance(base.semantic, SemanticConfig):
+        set_here = {name: getattr(own.semantic, name) for name in own.semantic.model_fields_set}
+        changes["semantic"] = base.semantic.model_copy(update=set_here)
+    if own.volatile:
+        changes["volatile"] = {**base.volatile, **own.volatile}
+    return base.model_copy(update=changes)

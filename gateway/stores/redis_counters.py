@@ -1,0 +1,238 @@
+"""Rate limits and money in Redis, shared by gateways on several machines; each script is one atomic step.
+
+Clocks differ between machines, so Redis' own is asked. While Redis is away each gateway counts by itself, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from gateway.stores.sqlite_counters import LocalCounters
+from policies.budget import Account
+from policies.rate_limit import SLOTS, Limit, State, Window
+
+log = logging.getLogger("hitherto.counters")
+
+AWAY_SECONDS = 5.0
+"""After a failure Redis is left alone for so long."""
+LEASE_SECONDS = 1800.0
+"""What a gateway that died had taken or held is free again after this."""
+T = TypeVar("T")
+
+# For each limit: what is used by slot; then, if all allow it, use it. ARGV: holder, lease, then per key
+# (window, limit, amount). A window of 0 is concurrency: a sorted set of holders by when their lease ends.
+_TAKE = """
+local clock = redis.call('TIME')
+local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
+local out, ok = {}, true
+for i, key in ipairs(KEYS) do
+  local window, limit, amount = tonumber(ARGV[3*i]), tonumber(ARGV[3*i+1]), tonumber(ARGV[3*i+2])
+  if window == 0 then
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
+    local used = redis.call('ZCARD', key)
+    out[i] = {0, used}
+    if used + amount > limit then ok = false end
+  else
+    local oldest = math.floor(now / window * SLOTS) - SLOTS
+    local slots, flat, used = redis.call('HGETALL', key), {}, 0
+    for j = 1, #slots, 2 do
+      if tonumber(slots[j]) < oldest then redis.call('HDEL', key, slots[j])
+      else
+        flat[#flat+1] = tonumber(slots[j]); flat[#flat+1] = tonumber(slots[j+1])
+        used = used + tonumber(slots[j+1])
+      end
+    end
+    out[i] = flat
+    if used + amount > limit then ok = false end
+  end
+end
+if ok then
+  for i, key in ipairs(KEYS) do
+    local window, amount = tonumber(ARGV[3*i]), tonumber(ARGV[3*i+2])
+    if window == 0 then
+      redis.call('ZADD', key, now + tonumber(ARGV[2]), ARGV[1])
+      redis.call('EXPIRE', key, math.ceil(tonumber(ARGV[2])))
+    else
+      redis.call('HINCRBY', key, math.floor(now / window * SLOTS), amount)
+      redis.call('EXPIRE', key, math.ceil(window * 1.1) + 1)
+    end
+  end
+end
+return {ok and 1 or 0, tostring(now), out}
+""".replace("SLOTS", str(SLOTS))
+_GIVE = """
+local clock = redis.call('TIME')
+local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
+for i, key in ipairs(KEYS) do
+  local window, amount = tonumber(ARGV[2*i+1]), tonumber(ARGV[2*i+2])
+  if window == 0 then redis.call('ZREM', key, ARGV[1])
+  elseif amount > 0 then
+    redis.call('HINCRBY', key, math.floor(now / window * SLOTS), amount)
+    redis.call('EXPIRE', key, math.ceil(window * 1.1) + 1)
+  else
+    local slot = math.floor(tonumber(ARGV[2]) / window * SLOTS)
+    local used = tonumber(redis.call('HGET', key, slot) or '0')
+    if used > 0 then redis.call('HINCRBY', key, slot, -math.min(used, -amount)) end
+  end
+end
+return 1
+""".replace("SLOTS", str(SLOTS))
+# An account is a hash: `spent`, and `h:HOLDER` = amount and when the lease ends. ARGV: holder, lease, amount, then the
+# limit and the end of each. Numbers stay below 2^53 (9 million dollars in billionths), where Lua counts exactly.
+_RESERVE = """
+local now = tonumber(redis.call('TIME')[1])
+for i, key in ipairs(KEYS) do
+  local fields, total = redis.call('HGETALL', key), tonumber(ARGV[3])
+  for j = 1, #fields, 2 do
+    if fields[j] == 'spent' then total = total + tonumber(fields[j+1])
+    else
+      local amount, ends = string.match(fields[j+1], '^(%d+) (%d+)$')
+      if tonumber(ends) < now then redis.call('HDEL', key, fields[j]) else total = total + tonumber(amount) end
+    end
+  end
+  if total > tonumber(ARGV[2*i+2]) then return i end
+end
+for i, key in ipairs(KEYS) do
+  redis.call('HSET', key, 'h:' .. ARGV[1], ARGV[3] .. ' ' .. math.floor(now + tonumber(ARGV[2])))
+  redis.call('EXPIREAT', key, ARGV[2*i+3])
+end
+return 0
+"""
+_SETTLE = """
+for i, key in ipairs(KEYS) do
+  redis.call('HDEL', key, 'h:' .. ARGV[1])
+  redis.call('HINCRBY', key, 'spent', ARGV[2])
+  redis.call('EXPIREAT', key, ARGV[i+2])
+end
+return 1
+"""
+_KEEP = 40 * 86400
+
+
+class RedisCounters:
+    """A `CounterStore` that several gateways share. `timeout`: seconds for each step."""
+
+    def __init__(self, url: str, fallback: LocalCounters, prefix: str = "hitherto:", timeout: float = 0.25) -> None:
+        import redis.asyncio
+
+        self._redis: Any = redis.asyncio.Redis.from_url(url, socket_timeout=timeout, socket_connect_timeout=timeout)
+        self._local, self._prefix = fallback, prefix
+        script = self._redis.register_script
+        self._scripts = {name: script(text) for name, text in
+                         (("take", _TAKE), ("give", _GIVE), ("reserve", _RESERVE), ("settle", _SETTLE))}  # fmt: skip
+        self._away_until = 0.0
+        self._unsettled: list[tuple[Sequence[Account], int, str]] = []
+        """Money that was spent while Redis was away: it is booked there when it is back."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def estimated(self) -> bool:
+        return time.monotonic() < self._away_until
+
+    async def open(self) -> None:
+        await self._local.open()
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._local.close()
+        await self._redis.aclose()
+
+    async def take(self, wanted: Sequence[tuple[Limit, int]], holder: str) -> tuple[list[State], float]:
+        async def there() -> tuple[list[State], float]:
+            facts: list[Any] = [holder, LEASE_SECONDS]
+            for limit, amount in wanted:
+                facts += [limit.window, limit.limit, amount]
+            keys = [f"{self._prefix}rate:{limit.key}" for limit, _ in wanted]
+            ok, clock, used = await self._scripts["take"](keys=keys, args=facts)
+            now = float(clock)
+            return [_state(limit, 0 if ok else amount, amount if ok else 0, slots, now)
+                    for (limit, amount), slots in zip(wanted, used, strict=True)], now  # fmt: skip
+
+        return await self._there_or_here(there, lambda: self._local.take(wanted, holder))
+
+    def give(self, changes: Sequence[tuple[Limit, int]], at: float, holder: str) -> None:
+        async def there() -> None:
+            facts: list[Any] = [holder, at]
+            for limit, amount in changes:
+                facts += [limit.window, amount]
+            keys = [f"{self._prefix}rate:{limit.key}" for limit, _ in changes]
+            await self._scripts["give"](keys=keys, args=facts)
+
+        async def here() -> None:
+            self._local.give(changes, at, holder)
+
+        self._soon(self._there_or_here(there, here))
+
+    async def reserve(self, accounts: Sequence[Account], amount: int, holder: str) -> Account | None:
+        async def there() -> Account | None:
+            await self._settle_the_rest()
+            facts: list[Any] = [holder, LEASE_SECONDS, amount]
+            for account in accounts:
+                facts += [account.limit, int(account.ends) + _KEEP]
+            short = await self._scripts["reserve"](keys=self._keys(accounts), args=facts)
+            return accounts[int(short) - 1] if short else None
+
+        return await self._there_or_here(there, lambda: self._local.reserve(accounts, amount, holder))
+
+    def settle(self, accounts: Sequence[Account], amount: int, holder: str) -> None:
+        self._local.settle(accounts, amount, holder)  # what this gateway knows by itself when Redis is away
+        self._unsettled.append((accounts, amount, holder))
+
+        async def here() -> None: ...
+
+        self._soon(self._there_or_here(self._settle_the_rest, here))
+
+    async def spent(self, accounts: Sequence[Account]) -> list[tuple[int, int]]:
+        async def there() -> list[tuple[int, int]]:
+            await self._settle_the_rest()
+            found = []
+            for key in self._keys(accounts):
+                fields = await self._redis.hgetall(key)
+                held = [value.split() for name, value in fields.items() if name != b"spent"]
+                alive = sum(int(amount) for amount, ends in held if float(ends) > time.time())
+                found.append((int(fields.get(b"spent", 0)), alive))
+            return found
+
+        return await self._there_or_here(there, lambda: self._local.spent(accounts))
+
+    async def _settle_the_rest(self) -> None:
+        while self._unsettled:
+            accounts, amount, holder = self._unsettled.pop(0)
+            ends = [int(account.ends) + _KEEP for account in accounts]
+            try:
+                await self._scripts["settle"](keys=self._keys(accounts), args=[holder, amount, *ends])
+            except Exception:
+                self._unsettled.insert(0, (accounts, amount, holder))
+                raise
+
+    def _keys(self, accounts: Sequence[Account]) -> list[str]:
+        return [f"{self._prefix}money:{account.key}" for account in accounts]
+
+    async def _there_or_here(self, there: Callable[[], Awaitable[T]], here: Callable[[], Awaitable[T]]) -> T:
+        if not self.estimated:
+            try:
+                return await there()
+            except Exception as error:
+                log.warning("Redis does not count, so this gateway counts by itself: %s", error)
+                self._away_until = time.monotonic() + AWAY_SECONDS
+        return await here()
+
+    def _soon(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _state(limit: Limit, asked: int, taken: int, slots: Sequence[int], now: float) -> State:
+    """How a limit stands, from what was used by slot before; `taken` was used on top."""
+    window = Window(limit.window)
+    for slot, used in sorted(zip(slots[::2], slots[1::2], strict=True)):
+        window.slots.append([int(slot), int(used)])
+        window.used += int(used)
+    if taken:
+        window.add(now, taken)
+    return window.state(now, limit, asked)

@@ -1,0 +1,76 @@
+"""Money: what tokens cost. Amounts are `Decimal` US dollars, rounded to the billionth where they are booked."""
+
+from __future__ import annotations
+
+import re
+from decimal import ROUND_HALF_EVEN, Decimal
+from typing import Annotated
+
+from pydantic import BeforeValidator, PlainSerializer
+
+from backends.protocol import Section, Usage
+
+NANO = Decimal("0.000000001")
+PER_M = Decimal(1_000_000)
+
+
+def _money(value: object) -> object:
+    """`"500 USD"` → Decimal."""
+    if isinstance(value, Decimal):  # a default, or a value that was read before
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*USD\s*", value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"an amount needs a number and the currency USD (like 500 USD), not {value!r}")
+    return Decimal(match[1])
+
+
+def _rate(value: object) -> object:
+    """`"10 USD/M"` (per million tokens) → Decimal per token."""
+    if isinstance(value, Decimal):
+        return value
+    match = re.fullmatch(r"(.*USD)\s*/\s*M\s*", value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"a price looks like 10 USD/M (per million tokens), not {value!r}")
+    amount = _money(match[1])
+    assert isinstance(amount, Decimal)
+    return amount / PER_M
+
+
+Money = Annotated[Decimal, BeforeValidator(_money), PlainSerializer(lambda value: f"{value:f} USD", when_used="json")]
+Rate = Annotated[
+    Decimal, BeforeValidator(_rate), PlainSerializer(lambda value: f"{value * PER_M:f} USD/M", when_used="json")
+]
+
+
+class Price(Section):
+    """What a token of each kind costs."""
+
+    input: Rate = Decimal(0)
+    output: Rate = Decimal(0)
+    cached: Rate | None = None
+    """Prompt tokens that a provider read from its cache; without it as `input`."""
+    written: Rate | None = None
+    """Prompt tokens that a provider wrote to its cache; without it as `input`."""
+
+
+def cost(usage: Usage, price: Price) -> Decimal:
+    """What an answer cost, rounded to the billionth of a dollar."""
+    cached = max(0, min(usage.cached or 0, usage.prompt))
+    written = max(0, min(usage.written or 0, usage.prompt - cached))
+    total = (
+        (usage.prompt - cached - written) * price.input
+        + cached * (price.input if price.cached is None else price.cached)
+        + written * (price.input if price.written is None else price.written)
+        + usage.completion * price.output
+    )
+    return rounded(total)
+
+
+def rounded(amount: Decimal) -> Decimal:
+    """As it is booked."""
+    return amount.quantize(NANO, ROUND_HALF_EVEN)
+
+
+def nano(amount: Decimal) -> int:
+    """Billionths of a dollar, rounded."""
+    return int(rounded(amount) / NANO)
