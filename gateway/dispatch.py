@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import unquote
 
 import orjson
@@ -239,8 +240,10 @@ class Dispatch:
             messages = list(view.scope_fields.get("messages") or ())
             roles = [message.get("role") for message in messages]
             end = roles.index("user") + 1 if "user" in roles else len(messages)
-            shown = [view.scope_fields.get("tools"), messages[:end], view.question if end == len(messages) else None]
-            beginning = orjson.dumps(shown)[:_AFFINITY_BYTES]
+            said = [(message.get("role"), _text(message.get("content"))) for message in messages[:end]]
+            if said and end == len(messages) and view.question is not None:  # which was taken out of its message
+                said[-1] = said[-1][0], view.question
+            beginning = orjson.dumps([view.scope_fields.get("tools"), said])[:_AFFINITY_BYTES]
         return hashlib.blake2b(f"{ask.tenant.name}\0{ask.model}\0".encode() + beginning, digest_size=16).digest()
 
     def _expected(self, backend: str) -> float:
@@ -365,6 +368,14 @@ class Dispatch:
         if backend.kind == "engine":
             sent["x-hitherto-salt"] = self.salt(tenant)
         return sent
+
+
+def _text(content: Any) -> Any:
+    """The same for one text, whether it comes as a string or in parts."""
+    if not isinstance(content, list):
+        return content
+    texts = [part.get("text") for part in content if isinstance(part, dict)]
+    return "".join(texts) if all(isinstance(text, str) for text in texts) else content
 
 
 def _is_late(deadline: float | None, pause: float) -> bool:
