@@ -34,6 +34,8 @@ class Script:
     cut_after: int | None = None
     """Break the connection after so many pieces (of a stream) or bytes (of a JSON body)."""
     omit_done: bool = False
+    endless: bool = False
+    """A stream says its last word over and over."""
     usage: bool = True
     message: dict[str, Any] | None = None
     """The whole message of the answer, in place of `text`."""
@@ -95,6 +97,8 @@ class FakeUpstream:
             await asgi.send_json(send, script.status, {"error": error}, extra)
         elif seen.method == "POST" and seen.path.endswith("/embeddings"):
             await asgi.send_json(send, 200, _embeddings(seen.json()), extra)
+        elif seen.method == "POST" and seen.path.endswith("/messages"):
+            await self._send_message(script, seen.json(), extra, send)
         elif seen.method != "POST" or not seen.path.endswith("/chat/completions"):
             await asgi.send_json(send, 200, {"path": seen.path, "method": seen.method, "bytes": len(seen.body)}, extra)
         elif seen.json().get("stream"):
@@ -120,6 +124,24 @@ class FakeUpstream:
                 raise ConnectionAbortedError("scripted cut")
             await send({"type": "http.response.body", "body": b"data: " + piece + b"\n\n", "more_body": True})
             await asyncio.sleep(script.chunk_delay)
+            while script.endless and b'"content":" ' in piece:
+                await send({"type": "http.response.body", "body": b"data: " + piece + b"\n\n", "more_body": True})
+                await asyncio.sleep(script.chunk_delay)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _send_message(
+        self, script: Script, request: dict[str, Any], headers: list[tuple[bytes, bytes]], send: asgi.Send
+    ) -> None:
+        """Anthropic's Messages API: what the marks say is read from the cache or written to it."""
+        message = _anthropic(script, request)
+        if not request.get("stream"):
+            await self._send_raw(script, orjson.dumps(message), [asgi.JSON, *headers], send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": [asgi.SSE, *headers]})
+        for name, data in _anthropic_events(message):
+            event = b"event: " + name.encode() + b"\ndata: " + orjson.dumps({"type": name, **data}) + b"\n\n"
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+            await asyncio.sleep(script.chunk_delay)
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -142,6 +164,32 @@ def _message(script: Script, request: dict[str, Any]) -> dict[str, Any]:
         return script.message
     text = script.text if script.text is not None else f"echo: {request['messages'][-1].get('content')}"
     return {"role": "assistant", "content": text}
+
+
+def _anthropic(script: Script, request: dict[str, Any]) -> dict[str, Any]:
+    marked = orjson.dumps(request).count(b'"cache_control"')
+    usage = {"input_tokens": 11, "output_tokens": 7, "cache_read_input_tokens": 100 * marked}
+    text = script.text if script.text is not None else "echo"
+    return {
+        "id": "msg_fake", "type": "message", "role": "assistant", "model": request.get("model"),
+        "content": [{"type": "text", "text": text}], "stop_reason": "end_turn", "stop_sequence": None,
+        "usage": {**usage, "cache_creation_input_tokens": 0},
+    }  # fmt: skip
+
+
+def _anthropic_events(message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    usage = message["usage"]
+    start = {**message, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 1}}
+    text = message["content"][0]["text"]
+    return [
+        ("message_start", {"message": start}),
+        ("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}}),
+        *(("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": one}}) for one in text.split()),
+        ("content_block_stop", {"index": 0}),
+        ("message_delta", {"delta": {"stop_reason": "end_turn", "stop_sequence": None},
+                           "usage": {"output_tokens": usage["output_tokens"]}}),
+        ("message_stop", {}),
+    ]  # fmt: skip
 
 
 def _usage(script: Script) -> dict[str, Any]:

@@ -374,8 +374,8 @@ def _text(content: Any) -> Any:
     """The same for one text, whether it comes as a string or in parts."""
     if not isinstance(content, list):
         return content
-    texts = [part.get("text") for part in content if isinstance(part, dict)]
-    return "".join(texts) if all(isinstance(text, str) for text in texts) else content
+    texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+    return content if None in texts else "".join(map(str, texts))
 
 
 def _is_late(deadline: float | None, pause: float) -> bool:

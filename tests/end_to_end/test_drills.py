@@ -1,0 +1,148 @@
+"""Drills: many clients at once while things break and change. What is counted here is what was promised."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+
+from backends.fake import FakeServer, Script
+from gateway.tenants import hash_key
+from tests.conftest import Gateway
+
+SECONDS = float(os.environ.get("HITHERTO_DRILL_SECONDS", "60"))
+CLIENTS, TIMEOUT = 200, 5.0
+CONFIG = """
+backends:
+  sick: {{kind: openai, url: "{sick}"}}
+  well: {{kind: openai, url: "{well}"}}
+models:
+  m: {{try: [sick, well], retry: {{attempts: 2, within: 3s}}, timeout: {{first_byte: 1s, total: 5s}}}}
+cache: {{exact: false}}
+breakers: {{sick: {{pause: 1s}}}}
+"""
+WAYS = (
+    Script(status=500),
+    Script(cut_after=0),
+    Script(delay=10.0),
+    Script(status=429, headers=(("retry-after", "30"),)),
+    Script(status=503),
+)
+
+
+@pytest.fixture
+def two() -> Iterator[tuple[FakeServer, FakeServer]]:
+    with FakeServer() as sick, FakeServer() as well:
+        yield sick, well
+
+
+async def crowd(url: str, seconds: float, headers: dict[str, str]) -> tuple[list[float], Counter[int]]:
+    """Clients that ask again and again: how long each answer took, and their statuses."""
+    numbers, times, statuses = itertools.count(), list[float](), Counter[int]()
+    end = time.monotonic() + seconds
+
+    async def client(session: aiohttp.ClientSession, number: int) -> None:
+        await asyncio.sleep(number / CLIENTS)
+        while time.monotonic() < end:
+            messages = [{"role": "user", "content": f"question {next(numbers)}"}]
+            began = time.monotonic()
+            try:
+                body = {"model": "m", "messages": messages, "stream": number % 2 == 0}
+                async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as reply:
+                    text = await reply.read()
+                    whole = reply.status == 200 and (b"[DONE]" in text or b"choices" in text)
+                    statuses[200 if whole else reply.status if reply.status != 200 else 0] += 1
+            except aiohttp.ClientError:
+                statuses[-1] += 1
+            times.append(time.monotonic() - began)
+            await asyncio.sleep(0.5)
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(30)) as session:
+        await asyncio.gather(*(client(session, number) for number in range(CLIENTS)))
+    return times, statuses
+
+
+async def test_a_flapping_backend_is_hardly_noticed(tmp_path: Path, two: tuple[FakeServer, FakeServer]) -> None:
+    sick, well = two
+    gateway = Gateway(tmp_path, CONFIG.format(sick=sick.url, well=well.url))
+    process = psutil.Process(gateway.process.pid)
+    resident: list[int] = []
+    late: list[int] = []
+    """Requests that reached the sick one in the last part of each time that it was sick."""
+    back: list[int] = []
+    """And in each whole round."""
+    stop = threading.Event()
+
+    def flap() -> None:
+        for way in itertools.cycle(WAYS):
+            sick.app.script = way
+            stop.wait(2.0)
+            before = len(sick.app.seen)
+            stop.wait(3.0)
+            late.append(len(sick.app.seen) - before)
+            sick.app.script = Script()
+            if stop.wait(5.0):
+                return
+            back.append(len(sick.app.seen))
+            resident.append(process.memory_info().rss)
+            sick.app.seen.clear()
+            well.app.seen.clear()
+
+    flapping = threading.Thread(target=flap)
+    flapping.start()
+    times, statuses = await crowd(gateway.url, SECONDS, {})
+    stop.set()
+    flapping.join()
+    total = sum(statuses.values())
+    asked = total / SECONDS * 3.0
+    print(f"{total} requests, {dict(statuses)}, slowest {max(times):.2f} s, late {late} of {asked:.0f}, back {back}, "
+          f"rss {resident}")  # fmt: skip
+    assert max(times) < TIMEOUT + 0.5, "no request waits longer than its timeout"
+    assert total - statuses[200] < total / 100, "fewer than one in a hundred fail, as there is a healthy fallback"
+    assert max(late[:-1]) < asked / 10, "the sick one gets probes only"
+    assert min(back) > asked / 2, "and all again when it is well"
+    if len(resident) >= 3:
+        assert resident[-1] < resident[0] * 1.15, "memory is flat"
+    assert gateway.stop() == 0
+
+
+async def test_a_reload_under_load_drops_no_request(tmp_path: Path, two: tuple[FakeServer, FakeServer]) -> None:
+    _, well = two
+    (tmp_path / "tenants").mkdir()
+    path = tmp_path / "tenants/acme.yaml"
+    text = f"tenant: acme\nkeys: ['{hash_key('acme')}']\nlimits: {{requests_per_minute: 1000000}}\n"
+    path.write_text(text)
+    gateway = Gateway(tmp_path, f"""
+tenants: tenants/
+backends: {{well: {{kind: openai, url: "{well.url}"}}}}
+models: {{m: {{try: [well]}}}}
+cache: {{exact: false}}
+""")  # fmt: skip
+    stop = threading.Event()
+    written = []
+
+    def change() -> None:
+        for number in itertools.count():
+            if stop.wait(0.4):
+                return
+            path.write_text(text + f"cache: {{ttl: {number + 1}m}}\n" if number % 3 else "tenant: acme\nbroken: 1\n")
+            written.append(number)
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    _, statuses = await crowd(gateway.url, 8.0, {"authorization": "Bearer acme"})
+    stop.set()
+    changing.join()
+    assert set(statuses) == {200} and sum(statuses.values()) > 1000, statuses
+    assert len(written) > 10 and "acme: cache.ttl" in gateway.log and "this key is not known here" in gateway.log
+    assert gateway.stop() == 0
