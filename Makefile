@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 ARGS ?=
 
-.PHONY: setup serve test check bench format pins clean
+.PHONY: setup serve test check bench docs format pins clean
 
 setup: $(STAMP)
 
@@ -38,6 +38,9 @@ bench: setup
 	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m benchmarks.shared_prefix
 	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m benchmarks.overhead
 	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m benchmarks.answer_cache
+
+docs: setup # the tables of docs/policies.md
+	$(BIN)/python -m scripts.settings_doc
 
 format: setup
 	$(BIN)/ruff format .

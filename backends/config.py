@@ -31,6 +31,7 @@ class Timeouts(Section):
     """How long we wait for a backend."""
 
     connect: Duration = 5.0
+    """The longest wait for a connection."""
     idle: Duration = 600.0
     """The longest silence: before the first byte, or between two."""
 
@@ -61,9 +62,11 @@ class _Remote(Section):
     """What every backend that is reached over a network has."""
 
     key: Secret | None = None
-    """Sent as `Authorization: Bearer` (to Anthropic as `x-api-key`); without it none is sent."""
+    """`env:NAME`; sent as `Authorization: Bearer` (to Anthropic as `x-api-key`). Without it none is sent."""
     timeout: Timeouts = Timeouts()
+    """How long we wait for it."""
     tls: Tls = Tls()
+    """How an https:// URL is trusted."""
 
 
 class OpenAIConfig(_Remote):
@@ -87,6 +90,7 @@ class AnthropicConfig(_Remote):
 
     kind: Literal["anthropic"]
     url: HttpUrl = "https://api.anthropic.com"
+    """Base URL, with or without the version path."""
     version: str = "2023-06-01"
     """The `anthropic-version` of requests that name none."""
 

@@ -44,6 +44,7 @@ class TlsConfig(Section):
     cert: Path
     """A PEM file with the certificate and those up to the root."""
     key: Path
+    """A PEM file with the certificate's private key."""
     client_ca: Path | None = None
     """Clients must show a certificate that one of these has signed."""
 
@@ -60,6 +61,7 @@ class ClientLimits(Section):
     write_time: Duration = Field(default=60.0, gt=0)
     """How long a client may leave a response unread before it is dropped."""
     connections: int = Field(default=10_000, ge=1)
+    """The most that may be open; more are told 503."""
 
 
 class Settings(Section):

@@ -20,7 +20,9 @@ class TargetConfig(Section):
     """One place to try; a bare name is a backend that is asked for the model by the client's name for it."""
 
     backend: str
+    """One of `backends:`."""
     model: str | None = None
+    """The model's name there, where it is another."""
     weight: float | None = Field(default=None, ge=0)
     """Targets with weights are equals that share the load, 0: only when nothing else is left; those without are
     fallbacks, in order."""
@@ -48,13 +50,17 @@ class ModelConfig(Section):
     """Where a model name may run, in order; a bare name is another name for that model."""
 
     alias: str | None = None
+    """Another model that this is another name of; `name: other` is short for it."""
     attempts: tuple[TargetConfig, ...] = Field(default=(), alias="try")
+    """Backends in order, by name or as targets (below)."""
     choose: Choice = "sticky"
     """Among targets with weights: `sticky` by conversation, `weighted` at random, or `fastest` first byte."""
     retry: RetryConfig = RetryConfig()
+    """What is done about failures."""
     hedge: HedgeConfig | None = None
     """A second try beside the first when that is slow: `p95`, a duration, or `{after, extra}`."""
     timeout: RouteTimeouts = RouteTimeouts()
+    """How long its requests may take."""
 
     @model_validator(mode="before")
     @classmethod

@@ -22,10 +22,13 @@ class TemplateConfig(Section):
     """A system prompt that clients call by name."""
 
     system: str | None = None
+    """The prompt; or"""
     system_file: Path | None = None
-    """Relative to the folder of the configuration file."""
+    """a file with it, relative to the folder of the configuration file."""
     warm: bool = True
+    """Compute its KV on every engine at the start, and keep it longest."""
     normalise: tuple[Normalisation, ...] = ()
+    """`[trim, newlines]`: which differences in a client's own copy of it do not matter."""
 
     @model_validator(mode="after")
     def _one_text(self) -> TemplateConfig:

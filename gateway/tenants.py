@@ -36,7 +36,9 @@ class KeyConfig(Section):
     hash: str
     """`sha256:` and the 64 hexadecimal digits of the key's SHA-256."""
     name: str = ""
+    """What it is for."""
     expires: AwareDatetime | None = None
+    """From then on it is refused; a time with its zone, like 2027-01-01T00:00:00Z."""
 
     @field_validator("hash")
     @classmethod
@@ -77,17 +79,25 @@ class TenantConfig(Section):
     """A tenant's file. What it does not say is as in the gateway's configuration."""
 
     tenant: str = Field(pattern=NAME)
+    """Its name: letters, digits, `.`, `_` and `-`."""
     keys: tuple[KeyConfig, ...] = ()
+    """Its keys, each a hash or a mapping (below)."""
     models: tuple[str, ...] = ("*",)
     """Names and patterns of the models that it may ask for."""
     routes: dict[str, ModelConfig] = {}
     """Models that run elsewhere for this tenant, or that only it has."""
     cache: TenantCacheConfig | None = None
+    """Key by key in place of the gateway's `cache:`."""
     limits: Limits | None = None
+    """As a whole in place of the gateway's `limits:`."""
     budget: Budget | None = None
+    """As a whole in place of the gateway's `budget:`."""
     templates: dict[str, TemplateConfig] = {}
+    """System prompts that clients call by name, besides the gateway's."""
     prompt_cache: PromptCacheConfig | None = None
+    """`off`, `report`, `on`, or a mapping (below); in place of the gateway's."""
     redact: Redaction | None = None
+    """As a whole in place of the gateway's `redact:`."""
     user_from: str | None = Field(default=None, pattern=r"^(body|header:[A-Za-z0-9-]+)$")
     """Where the end user's name stands: `body` (the field `user`) or `header:NAME`."""
 

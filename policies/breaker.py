@@ -32,9 +32,11 @@ class BreakerConfig(Section):
     failures: float = Field(default=0.5, gt=0, le=1)
     """The share of failures within `window` that opens it, once there are `minimum` requests."""
     minimum: int = Field(default=20, ge=1)
+    """With fewer requests within `window` a share says nothing."""
     in_a_row: int = Field(default=10, ge=1)
     """So many failures one after the other open it, too."""
     window: Duration = Field(default=30.0, gt=0)
+    """How far back outcomes count."""
     pause: Duration = Field(default=5.0, gt=0)
     """How long nobody is sent there; twice as long after each failed probe, up to 20 times."""
     probes: int = Field(default=2, ge=1)

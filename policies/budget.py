@@ -23,7 +23,9 @@ class Budget(Section):
     """`budget:` of a tenant."""
 
     per_day: Money | None = None
+    """Dollars a calendar day (UTC), like 5 USD."""
     per_month: Money | None = None
+    """Dollars a calendar month (UTC), like 500 USD."""
     when_spent: Literal["reject", "cache-only"] | Downgrade = "reject"
     """`reject`: nothing is answered; `cache-only`: what is stored is; `{downgrade: MODEL}`: that model answers."""
 

@@ -46,7 +46,9 @@ class Price(Section):
     """What a token of each kind costs."""
 
     input: Rate = Decimal(0)
+    """A token of the prompt, like 10 USD/M (per million)."""
     output: Rate = Decimal(0)
+    """A token of the answer."""
     cached: Rate | None = None
     """Prompt tokens that a provider read from its cache; without it as `input`."""
     written: Rate | None = None

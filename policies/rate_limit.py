@@ -25,9 +25,13 @@ class Rates(Section):
     """How much may be used; what is left out is not limited."""
 
     requests_per_minute: int | None = Field(default=None, ge=1)
+    """In any span of 60 seconds."""
     requests_per_day: int | None = Field(default=None, ge=1)
+    """In any span of 24 hours."""
     tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Tokens of prompts and answers that were computed, in any span of 60 seconds."""
     tokens_per_day: int | None = Field(default=None, ge=1)
+    """The same in any span of 24 hours."""
     concurrency: int | None = Field(default=None, ge=1)
     """Requests under way at once."""
 

@@ -13,7 +13,10 @@ from embedder.config import EmbedderConfig
 from gateway.cache.config import CacheConfig, SemanticConfig
 from gateway.config import Settings, load
 from gateway.metrics import Metrics
+from gateway.tenants import load as load_tenants
+from gateway.tenants import load_file
 from policies.volatility import DEFAULTS
+from scripts.settings_doc import PAGE, SECTIONS, rendered
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -29,13 +32,20 @@ def test_links_and_named_files_exist(path: Path) -> None:
 
 
 def test_examples_and_the_readmes_settings_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "x")
-    for path in (ROOT / "examples").glob("*.yaml"):
-        load(path)
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "HITHERTO_ADMIN_KEY"):
+        monkeypatch.setenv(name, "x")
+    settings = load(ROOT / "examples/hitherto.yaml")
+    assert settings.tenants is not None and settings.prices
+    tenants = load_tenants(settings.tenants, settings.surroundings())
+    assert tenants.find("hk-example")[0].name == "acme", "the example's key is the one that its comment names"  # type: ignore[index]
+    assert set(tenants.by_name) == {path.stem for path in (ROOT / "examples/tenants").glob("*.yaml")}
     for block in re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.S):
         file = tmp_path / "readme.yaml"
         file.write_text(block)
         load(file)
+    for block in re.findall(r"```yaml tenant\n(.*?)```", (ROOT / "README.md").read_text(), re.S):
+        file.write_text(block)
+        load_file(file, settings.surroundings())
 
 
 def test_every_setting_and_its_default_stand_in_the_documentation() -> None:
@@ -52,6 +62,15 @@ def test_every_setting_and_its_default_stand_in_the_documentation() -> None:
     for section in (EngineConfig, OpenAIConfig):
         for name in set(section.model_fields) - {"kind", "kv"}:
             assert name in names, name
+
+
+def test_the_page_of_policies_has_every_key_with_its_default_and_a_meaning() -> None:
+    page = PAGE.read_text()
+    assert rendered(page) == page, "make docs"
+    assert {name for name in SECTIONS if f"<!-- keys of {name} -->" not in page} == set()
+    for line in page.splitlines():
+        if line.startswith("| `"):
+            assert all(cell.strip() for cell in line.strip("|").split(" | ")), line
 
 
 def test_every_metric_stands_in_the_documentation() -> None:

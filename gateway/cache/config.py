@@ -37,9 +37,13 @@ class TenantCacheConfig(Section):
     """The answer cache, as far as each tenant may have it its own way."""
 
     exact: bool = True
+    """The whole answer cache."""
     semantic: SemanticConfig | Literal[False] = SemanticConfig()
+    """Answers to the same question in other words; `false` turns them off."""
     ttl: Duration = 86400.0
+    """An answer's life, counted from storing."""
     sampling: Sampling | BucketsConfig = "reuse"
+    """For requests with temperature above 0 or none: `reuse`, `exact-only`, `never`, or `{buckets: N}`."""
     stale_if_error: Duration = 0.0
     """How long after its time an answer still serves when no backend gives one."""
     stale_while_revalidate: Duration = 0.0
