@@ -26,24 +26,16 @@ class BodyTooLarge(Exception):
     """The request body is over the limit."""
 
 
-class BodyTooSlow(Exception):
-    """The request body stopped coming."""
-
-
 class ClientGone(Exception):
     """The client closed the connection before its request was complete."""
 
 
-async def read_body(receive: Receive, limit: int, patience: float | None = None) -> bytes:
-    """The whole request body, at most `limit` bytes; after `patience` seconds without any it is given up."""
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """The whole request body, at most `limit` bytes."""
     parts: list[bytes] = []
     size = 0
     while True:
-        try:
-            async with asyncio.timeout(patience):
-                message = await receive()
-        except TimeoutError as error:
-            raise BodyTooSlow(f"no more of the request body came within {patience:g} s") from error
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         part: bytes = message.get("body", b"")

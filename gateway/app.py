@@ -107,7 +107,7 @@ def create_app(settings: Settings, processes: int = 1) -> Application:
             yield
 
     app = FastAPI(title="Hitherto", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    door = Door(auth, admission, metrics, int(settings.body_limit), settings.clients.body_time, _mask(settings))
+    door = Door(auth, admission, metrics, int(settings.body_limit), _mask(settings))
     endpoint = chat.ChatEndpoint(pipeline, door)
     app.include_router(health.router(backends, partial(_notes, notes, registry, counters, places), metrics))
     key = AdminKey(reveal(settings.admin.key) if settings.admin.key else "")

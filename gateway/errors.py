@@ -105,7 +105,6 @@ _TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (MalformedRequest, 400, "invalid_request_error", None),
     (MalformedControl, 400, "invalid_request_error", "invalid_cache_control"),
     (asgi.BodyTooLarge, 413, "invalid_request_error", "request_too_large"),
-    (asgi.BodyTooSlow, 408, "invalid_request_error", "request_timeout"),
     (UnknownKey, 401, "invalid_request_error", "invalid_api_key"),
     (NotForTenants, 403, "invalid_request_error", "not_for_tenants"),
     (ModelNotAllowed, 403, "invalid_request_error", "model_not_allowed"),

@@ -32,8 +32,6 @@ class Door:
     admission: Admission
     metrics: Metrics
     body_limit: int
-    body_time: float
-    """The longest silence while a body comes, in seconds."""
     mask: Callable[[str], str] = str
     """For the log."""
 
@@ -55,12 +53,11 @@ class Endpoint(ABC):
         headers = asgi.header_map(scope)
         request_id = headers.get("x-request-id") or logs.new_id()
         try:
-            body = await asgi.read_body(receive, self.door.body_limit, self.door.body_time)
+            body = await asgi.read_body(receive, self.door.body_limit)
         except asgi.ClientGone:
             return
-        except (asgi.BodyTooLarge, asgi.BodyTooSlow) as failure:
-            too_large = asgi.BodyTooLarge(f"the request body is over {self.door.body_limit} bytes")
-            error = too_large if isinstance(failure, asgi.BodyTooLarge) else failure
+        except asgi.BodyTooLarge:
+            error = asgi.BodyTooLarge(f"the request body is over {self.door.body_limit} bytes")
             await self._refuse(error, request_id, time.perf_counter(), scope, send)
             return
         started = time.perf_counter()

@@ -72,7 +72,10 @@ def test_a_second_request_on_a_connection_has_its_own_time(gateway: Gateway) -> 
     with connected(gateway) as connection:
         for _ in range(2):
             connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-            assert b"200 OK" in connection.recv(65536)
+            reply = b""
+            while b'"ok"' not in reply:
+                reply += connection.recv(65536)
+            assert b"200 OK" in reply
             time.sleep(1.0)
         connection.sendall(b"GET /health HTTP/1.1\r\nhost")
         assert b"408" in said(connection)
@@ -102,7 +105,7 @@ def test_a_body_that_stops_coming_is_given_up(gateway: Gateway, upstream: FakeSe
         slow.sendall(HEAD + b'content-length: 1000\r\n\r\n{"model": "m"')
         slow.settimeout(5)
         reply = slow.recv(65536)
-        assert b"408" in reply.split(b"\r\n")[0] and b"no more of the request body came within 0.7 s" in reply
+        assert b"408" in reply.split(b"\r\n")[0] and b"the request body did not come in time" in reply
     assert upstream.app.seen == []
 
 
