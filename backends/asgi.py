@@ -48,6 +48,21 @@ async def read_body(receive: Receive, limit: int) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def bounded(receive: Receive, limit: int) -> Receive:
+    """`receive` for whoever reads a whole body without asking how long it is. Raises `BodyTooLarge`."""
+    left = limit
+
+    async def counted() -> Message:
+        nonlocal left
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if left < 0:
+            raise BodyTooLarge(f"the request body is over {limit} bytes")
+        return message
+
+    return counted
+
+
 def header_map(scope: Scope) -> dict[str, str]:
     """Header names in lower case → values; repeated headers are joined with a comma (RFC 9110 section 5.2)."""
     headers: dict[str, str] = {}

@@ -28,9 +28,15 @@ def build(
         "tls": config.tls.context(),
     }
     if isinstance(config, VllmConfig):
-        replicas = [Upstream(f"{name}/{urlsplit(url).netloc}", "vllm", url, **common) for url in config.replicas]
+        replicas = [Upstream(f"{name}/{_short(url)}", "vllm", url, **common) for url in config.replicas]
         return VllmBackend(name, replicas, rank, config.slack)
     if isinstance(config, AnthropicConfig):
         version = {"anthropic-version": config.version}
         return Upstream(name, "anthropic", config.base, headers=version, prompt_cache="breakpoints", **common)
     return Upstream(name, "openai", config.url, prompt_cache=config.style, **common)
+
+
+def _short(url: str) -> str:
+    """What tells replicas apart: host and port, and the path where it is not the usual one."""
+    parts = urlsplit(url)
+    return parts.netloc + parts.path.removesuffix("/v1")

@@ -28,9 +28,14 @@ _MINIMUM: tuple[tuple[str, int], ...] = (
     # The first that matches, as in the providers' documents of 2026; what is not named needs 1,024.
     (r"opus-5", 512),
     (r"(opus-4-[5-9]|haiku-4-5|haiku-5)", 4096),
-    (r"haiku-3", 2048),
+    (r"(3-5-haiku|3-haiku|haiku-3)", 2048),
 )
 _SEEN_MOST = 10_000
+_BACK = 19
+"""Blocks between two marks, so that what was written at the one is found from the other."""
+_MEDIA_BYTES = 6000
+"""A picture counts as so many bytes of text."""
+_MARKABLE = frozenset({"text", "image", "document", "search_result", "tool_use", "tool_result", "server_tool_use"})
 FIVE_MINUTES, HOUR = 300.0, 3600.0
 
 
@@ -49,6 +54,8 @@ class PromptCacheConfig(Section):
     def _one_word(cls, value: Any) -> Any:
         if isinstance(value, bool):  # YAML reads on and off as true and false
             return {"mode": "on" if value else "off"}
+        if isinstance(value, dict) and isinstance(value.get("mode"), bool):
+            return {**value, "mode": "on" if value["mode"] else "off"}
         return {"mode": value} if isinstance(value, str) else value
 
 
@@ -56,16 +63,17 @@ class PromptCacheConfig(Section):
 class Reuse:
     """When prefixes came, to tell how soon they come again. Times are seconds."""
 
-    _seen: OrderedDict[bytes, tuple[float, deque[float]]] = field(default_factory=OrderedDict)
+    _parts: dict[str, OrderedDict[bytes, tuple[float, deque[float]]]] = field(default_factory=dict)
 
-    def interval(self, prefix: bytes, now: float) -> float | None:
-        """Note that a prefix comes now; the middle one of its last intervals, or None before there are two."""
-        last, gaps = self._seen.pop(prefix, (now, deque[float](maxlen=9)))
+    def interval(self, part: str, prefix: bytes, now: float) -> float | None:
+        """Note that a part's prefix comes now; the middle one of its last intervals, or None before there are two."""
+        seen = self._parts.setdefault(part, OrderedDict())  # by part: many conversations must not push tools out
+        last, gaps = seen.pop(prefix, (now, deque[float](maxlen=9)))
         if now > last:
             gaps.append(now - last)
-        self._seen[prefix] = (now, gaps)
-        if len(self._seen) > _SEEN_MOST:
-            self._seen.popitem(last=False)
+        seen[prefix] = (now, gaps)
+        if len(seen) > _SEEN_MOST:
+            seen.popitem(last=False)
         return sorted(gaps)[len(gaps) // 2] if len(gaps) >= 2 else None
 
 
@@ -114,7 +122,7 @@ def prepare(
 
 def minimum(model: str) -> int:
     """Tokens that a prefix must have to be cached at all."""
-    return next((tokens for pattern, tokens in _MINIMUM if re.search(pattern, model)), 1024)
+    return next((tokens for pattern, tokens in _MINIMUM if re.search(pattern, model.replace(".", "-"))), 1024)
 
 
 def _sort_tools(value: dict[str, Any]) -> bool:
@@ -153,12 +161,13 @@ def _beginning(value: dict[str, Any]) -> bytes:
 
 @dataclass(slots=True)
 class _Place:
-    """Where a mark may stand: the block that gets it, what comes before it and with it, and its part of the request."""
+    """A block, what comes before it and with it, and its part of the request. `ours`: it may get a mark."""
 
     part: str
     block: dict[str, Any]
     tokens: int
     prefix: bytes
+    ours: bool = True
 
 
 def _mark(value: dict[str, Any], config: PromptCacheConfig, tenant: bytes, reuse: Reuse, now: float) -> list[str]:
@@ -167,22 +176,22 @@ def _mark(value: dict[str, Any], config: PromptCacheConfig, tenant: bytes, reuse
         return []  # the provider's automatic mode, by the client's own wish
     _as_blocks(value)
     places = list(_places(value, tenant))
-    own = [place for place in places if "cache_control" in place.block]
-    free = MOST - sum(1 for _ in _own_marks(value))
-    wanted = []
-    for part in ("tools", "system", "messages"):
-        candidates = [place for place in places if place.part == part and _may_carry(place.block)]
-        if candidates and not any(place.part == part for place in own):
-            wanted += candidates[-1:] if part != "messages" else _turns(candidates)
-    model = str(value.get("model", ""))
-    long_enough = [place for place in wanted if place.tokens >= minimum(model)]
+    own = {place.part for place in places if "cache_control" in place.block}
+    free = MOST - sum("cache_control" in place.block for place in places)
     # How soon a prefix comes again: a conversation's is known by its first block, since its end is always new.
     roots = {place.part: place.prefix for place in reversed(places) if place.part == "messages"}
     roots |= {place.part: place.prefix for place in places if place.part != "messages"}
-    done = []
+    wanted: list[_Place] = []
+    for part in ("tools", "system"):
+        fit = [place for place in places if place.part == part and place.ours]
+        wanted += fit[-1:] if part not in own else []
+    if "messages" not in own and _goes_on(value):
+        wanted += _turns([place for place in places if place.part == "messages"], max(1, free - len(wanted)))
+    least = minimum(str(value.get("model", "")))
+    done: list[str] = []
     longest: Life = "1h"
-    for place in long_enough[-free:] if free > 0 else []:
-        gap = reuse.interval(roots[place.part], now)
+    for place in [place for place in wanted if place.tokens >= least][: max(0, free)]:
+        gap = reuse.interval(place.part, roots[place.part], now)
         if gap is not None and gap > HOUR and config.ttl == "auto":
             continue  # it was never found again in time, and writing costs more than not caching
         life: Life = config.ttl if config.ttl != "auto" else "1h" if gap is not None and gap > FIVE_MINUTES else "5m"
@@ -191,6 +200,14 @@ def _mark(value: dict[str, Any], config: PromptCacheConfig, tenant: bytes, reuse
         place.block["cache_control"] = {"type": "ephemeral", **({"ttl": "1h"} if life == "1h" else {})}
         done.append(f"{place.part}:{life}")
     return done
+
+
+def _goes_on(value: dict[str, Any]) -> bool:
+    """Whether it is a conversation: of single questions the end never comes again, and writing it costs extra."""
+    messages = value.get("messages")
+    return isinstance(messages, list) and any(
+        isinstance(message, dict) and message.get("role") == "assistant" for message in messages
+    )
 
 
 def _as_blocks(value: dict[str, Any]) -> None:
@@ -205,11 +222,11 @@ def _as_blocks(value: dict[str, Any]) -> None:
 
 
 def _places(value: dict[str, Any], tenant: bytes) -> Iterator[_Place]:
-    """Every block in the order in which the provider reads them."""
+    """Every block in the order in which the provider reads them, those inside of tool results included."""
     digest = hashlib.blake2b(str(value.get("model")).encode(), digest_size=16, key=tenant[:64])
     size = 0
-    parts: list[tuple[str, Any]] = [("tools", value.get("tools")), ("system", value.get("system"))]
     messages = value.get("messages")
+    parts: list[tuple[str, Any]] = [("tools", value.get("tools")), ("system", value.get("system"))]
     parts += [
         ("messages", message.get("content"))
         for message in (messages if isinstance(messages, list) else ())
@@ -217,35 +234,39 @@ def _places(value: dict[str, Any], tenant: bytes) -> Iterator[_Place]:
     ]
     for part, blocks in parts:
         for block in blocks if isinstance(blocks, list) else ():
-            if isinstance(block, dict):
-                text = orjson.dumps({name: item for name, item in block.items() if name != "cache_control"})
-                size += len(text)
-                digest.update(text)
-                yield _Place(part, block, size // 4, digest.digest())
+            if not isinstance(block, dict):
+                continue
+            inner = block.get("content")
+            for nested in inner if isinstance(inner, list) else ():
+                if isinstance(nested, dict) and "cache_control" in nested:
+                    yield _Place(part, nested, size // 4, digest.digest(), ours=False)
+            text = orjson.dumps({name: item for name, item in block.items() if name != "cache_control"})
+            size += min(len(text), _MEDIA_BYTES) if block.get("type") in ("image", "document") else len(text)
+            digest.update(text)
+            yield _Place(part, block, size // 4, digest.digest(), _may_carry(part, block))
 
 
-def _own_marks(value: Any) -> Iterator[Any]:
-    """Every mark that the client has set, wherever it may stand (tool results hold blocks, too)."""
-    if isinstance(value, dict):
-        if "cache_control" in value:
-            yield value["cache_control"]
-        for item in value.values():
-            yield from _own_marks(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _own_marks(item)
-
-
-def _may_carry(block: dict[str, Any]) -> bool:
-    """Thinking and empty text take no marks."""
+def _may_carry(part: str, block: dict[str, Any]) -> bool:
+    """Which blocks take a mark: of tools those that are not loaded later, else those of known kinds, if not empty."""
+    if part == "tools":
+        custom = block.get("custom")
+        return block.get("defer_loading") is not True and not (isinstance(custom, dict) and custom.get("defer_loading"))
     kind = block.get("type")
-    return kind not in ("thinking", "redacted_thinking") and not (kind == "text" and not block.get("text"))
+    return kind in _MARKABLE and not (kind == "text" and not block.get("text"))
 
 
-def _turns(blocks: list[_Place]) -> list[_Place]:
-    """The end of the conversation, for the next turn to read, and a place before it that this turn may read: a mark
-    finds what was written up to 20 blocks before it."""
-    return [blocks[-16], blocks[-1]] if len(blocks) > 16 else blocks[-1:]
+def _turns(blocks: list[_Place], free: int) -> list[_Place]:
+    """The end of the conversation, for the next turn to read, and places before it for this turn to read: a mark finds
+    what was written up to 20 blocks before it."""
+    chosen: list[_Place] = []
+    last = len(blocks)
+    while len(chosen) < free and (fit := [n for n in range(max(0, last - _BACK), last) if blocks[n].ours]):
+        at = fit[-1] if not chosen else fit[0]
+        chosen.insert(0, blocks[at])
+        last = at
+        if last < _BACK:
+            break
+    return chosen
 
 
 def _beside_own(life: Life, place: _Place, places: list[_Place], longest: Life) -> Life:

@@ -24,8 +24,9 @@ def parse_duration(value: object) -> object:
             return float(match[1]) * _DURATION_UNITS[match[2]]
     if isinstance(value, float):  # a default, already in seconds
         return value
+    shown = repr(value) if isinstance(value, str | int) else type(value).__name__
     raise ValueError(
-        f"a duration needs a number and one of the units ms, s, m, h, d (like 250ms or 24h), not {value!r}"
+        f"a duration needs a number and one of the units ms, s, m, h, d (like 250ms or 24h), not {shown[:80]}"
     )
 
 
@@ -140,6 +141,8 @@ class Server(Protocol):
 
     name: str
     kind: str
+    in_flight: int
+    """Requests that it has now."""
 
     async def open(self, call: Call) -> Reply:
         """Send, and return when the response head is there. Raises a `BackendError`."""

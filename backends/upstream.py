@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,9 @@ HOP_BY_HOP = frozenset(
 """RFC 9110 section 7.6.1: for one connection only, never passed on."""
 _HOP_BY_HOP_BYTES = frozenset(name.encode() for name in HOP_BY_HOP)
 _READ_SIZE = 1 << 16
+KEEP_ALIVE = 4.0
+"""Seconds that an idle connection is kept: less than servers do (uvicorn, and so vLLM: 5 s), so that none is closed by
+the other side just when a request is sent on it. What was sent and not answered is not sent again here."""
 _CONTROL_SECONDS = 2.0
 
 
@@ -108,7 +110,9 @@ class Upstream:
         if self._socket is not None:
             connector = aiohttp.UnixConnector(path=str(self._socket), limit=0)
         else:
-            connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, ssl=self._tls or True)
+            connector = aiohttp.TCPConnector(
+                limit=0, ttl_dns_cache=60, keepalive_timeout=KEEP_ALIVE, ssl=self._tls or True
+            )
         self._session = aiohttp.ClientSession(
             connector=connector,
             timeout=self._timeout,
@@ -139,8 +143,10 @@ class Upstream:
         headers["accept-encoding"] = "identity"
         headers = {**self._headers, **headers}
         if self._key is not None:
-            name, prefix = ("x-api-key", "") if self.kind == "anthropic" else ("authorization", "Bearer ")
-            headers[name] = prefix + self._key
+            if self.kind == "anthropic":
+                headers["x-api-key"] = self._key
+            if self.kind != "anthropic" or call.path == "/chat/completions":  # its OpenAI-compatible path
+                headers["authorization"] = f"Bearer {self._key}"
         address = f"{self._base}{call.path}" + (f"?{call.query}" if call.query else "")
         self.in_flight += 1
         try:
@@ -155,15 +161,10 @@ class Upstream:
 
     async def _send(self, call: Call, address: URL, headers: dict[str, str]) -> aiohttp.ClientResponse:
         assert self._session is not None
-        ask = partial(
-            self._session.request, call.method, address, data=call.body or None, headers=headers, allow_redirects=False
-        )
         try:
-            try:
-                return await ask()
-            except aiohttp.ServerDisconnectedError:
-                # Most likely a connection that the other side closed while it was idle: nobody has read the request.
-                return await ask()
+            return await self._session.request(
+                call.method, address, data=call.body or None, headers=headers, allow_redirects=False
+            )
         except TimeoutError as error:
             raise BackendTimeout(self.name, f"no answer in time ({type(error).__name__})") from error
         except (aiohttp.ClientError, OSError) as error:

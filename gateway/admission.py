@@ -6,47 +6,49 @@ is stored still serves whoever has nothing left.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import logging
 import math
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from backends.dialects import openai_chat
-from backends.protocol import Usage
-from gateway.dispatch import Ask, Dispatch, Dispatched
+from backends.protocol import Reply, Usage
+from gateway.ask import FREE, Ask
+from gateway.dispatch import Dispatch, Dispatched
 from gateway.errors import BudgetSpent, Limited
 from gateway.exchange import Ticket
 from gateway.prices import Prices
-from gateway.stores.contract import CounterStore, Entry
+from gateway.stores.contract import CounterStore, Entry, Taken
 from gateway.tenant import Tenant
 from policies import budget as budgets
-from policies import rate_limit
 from policies.budget import Account, Budget, Downgrade
 from policies.pricing import nano
-from policies.rate_limit import State
+from policies.rate_limit import Limit, State
+
+log = logging.getLogger("hitherto.admission")
 
 _PROCESS = f"{os.getpid()}-{time.time_ns():x}"
 _numbers = itertools.count()
-_BYTES_PER_TOKEN = {False: 4, True: 200}
-"""Of a body, and of a stream, where each token comes in an event of its own."""
+_EVENT_BYTES = 200
+"""Of a stream, where each token comes in an event of its own."""
 
 
+@dataclass(slots=True)
 class Reservation:
-    """Tokens and money that are held for one computation; settle it once, however it ends."""
+    """Tokens and money that are held for one computation."""
 
-    def __init__(self, admission: Admission, ticket: Ticket, tokens: int, accounts: Sequence[Account]) -> None:
-        self._admission, self._ticket, self.tokens, self.accounts = admission, ticket, tokens, accounts
-        self.at = 0.0
-        self._open = True
-
-    def settle(self, usage: Usage | None, cost: Decimal | None) -> None:
-        """`usage`: what was really used; None: nothing."""
-        if self._open:
-            self._open = False
-            self._admission.settled(self._ticket, self, usage, cost or Decimal(0))
+    holder: str
+    limits: Sequence[tuple[Limit, int]] = ()
+    """Of tokens, and how many are taken of each."""
+    taken: Taken = Taken(0.0)
+    accounts: Sequence[Account] = ()
 
 
 class Admission:
@@ -54,11 +56,9 @@ class Admission:
 
     def __init__(self, counters: CounterStore, prices: Prices, dispatch: Dispatch) -> None:
         self._counters, self._prices, self._dispatch = counters, prices, dispatch
-        self.booked = Decimal(0)
-        """All that was settled, for whoever wants to compare it with the ledger."""
 
     async def afford(self, tenant: Tenant, body: bytes) -> tuple[bytes, bool]:
-        """The body, with a cheaper model's name where the budget is spent and says so."""
+        """The JSON body, with a cheaper model's name where the budget is spent and says so."""
         budget = tenant.policy.budget
         if budget is None or not isinstance(budget.when_spent, Downgrade) or not await self._is_spent(tenant, budget):
             return body, False
@@ -75,11 +75,11 @@ class Admission:
         limits = tenant.limits(user, model)
         ticket = Ticket(tenant, limits, holder=holder, downgraded=downgraded)
         wanted = [(limit, 0 if limit.kind == "tokens" else 1) for limit in limits]
-        ticket.states, ticket.at = await self._counters.take(wanted, holder)
+        ticket.states, ticket.taken = await self._counters.take(wanted, holder)
         _refuse([state for state in ticket.states if state.limit.kind != "tokens"], ticket.states, "")
         if any(state.wait for state in ticket.states):  # of tokens, but of them nothing is asked for yet
             wanted = [(limit, 1) for limit in limits if limit.kind != "tokens"]
-            states, ticket.at = await self._counters.take(wanted, holder)
+            states, ticket.taken = await self._counters.take(wanted, holder)
             _refuse(states, ticket.states, "")
         return ticket
 
@@ -92,56 +92,71 @@ class Admission:
 
         if ticket is None or not ticket.tenant.policy.limited:
             return await computed()
-        reservation = await self._reserve(ticket, ask, relay[0] if relay else "")
+        reservation = Reservation(f"{ticket.holder}-{next(_numbers)}")
         try:
+            await self._reserve(ticket, ask, relay[0] if relay else "", reservation)
             dispatched = await computed()
-        except BaseException:
-            reservation.settle(None, None)
+        except asyncio.CancelledError:
+            # The client has left; the provider has probably read the prompt by now, and charges for it.
+            begun = None if ask.path in FREE else Usage(ask.prompt_tokens, 0)
+            self._settle(reservation, begun, self._dispatch.priced(ask, relay[0] if relay else ""))
             raise
-
-        def settle(usage: Usage | None, body: int) -> None:
-            if usage is None and body and dispatched.reply.status == 200:  # broken off, or not told: what it looks like
-                usage = Usage(max(1, len(ask.body) // 4), max(1, body // _BYTES_PER_TOKEN[ask.is_stream]))
-            cost = None if usage is None else self._prices.cost(*dispatched.priced, usage)
-            reservation.settle(usage, cost)
-
-        dispatched.settle = settle
+        except BaseException:
+            self._settle(reservation, None, ("", "", ""))
+            raise
+        dispatched.settle = partial(self._ended, reservation, ask, dispatched)
         return dispatched
 
-    async def _reserve(self, ticket: Ticket, ask: Ask, backend: str) -> Reservation:
-        tenant = ticket.tenant
-        tokens = rate_limit.estimate(len(ask.body), ask.max_tokens)
-        limits = [limit for limit in ticket.limits if limit.kind == "tokens"]
+    def _ended(
+        self, reservation: Reservation, ask: Ask, dispatched: Dispatched, usage: Usage | None, size: int
+    ) -> None:
+        """A response was read to its end, or given up; `size` bytes of it."""
+        dispatched.settle = lambda usage, size: None
+        if dispatched.reply.status != 200 or ask.path in FREE:
+            usage = None
+        elif usage is None and size:  # broken off, or not told: what it looks like
+            usage = Usage(ask.prompt_tokens, _looks_like(dispatched.reply, size))
+        self._settle(reservation, usage, dispatched.priced)
+
+    async def _reserve(self, ticket: Ticket, ask: Ask, backend: str, reservation: Reservation) -> None:
+        """Take what a computation will probably need. Raises `Limited` or `BudgetSpent`."""
+        tenant, prompt, answer = ticket.tenant, ask.prompt_tokens, ask.answer_tokens
+        # An answer's length is a guess: what would not fit into the whole limit takes all of it, and is settled.
+        wanted = [
+            (limit, max(prompt, min(prompt + answer, limit.limit))) for limit in ticket.limits if limit.kind == "tokens"
+        ]
         budget = tenant.policy.budget
-        accounts = () if budget is None else budgets.accounts(tenant.name, budget, time.time())
-        reservation = Reservation(self, ticket, tokens, accounts)
-        if limits:
-            states, reservation.at = await self._counters.take([(limit, tokens) for limit in limits], ticket.holder)
+        if wanted:
+            states, taken = await self._counters.take(wanted, reservation.holder)
             others = [state for state in ticket.states if state.limit.kind != "tokens"]
             ticket.states = [*others, *states]
-            _refuse(states, ticket.states, f" (about {tokens} are needed)")
+            _refuse(states, ticket.states, f" (about {prompt + answer} are needed)")
+            reservation.limits, reservation.taken = wanted, taken
         if budget is not None:
-            # Who goes down to a cheaper model does not stop there.
-            goes_on = ticket.downgraded or isinstance(budget.when_spent, Downgrade)
-            likely = Usage(len(ask.body) // 4, max(0, tokens - len(ask.body) // 4))
-            amount = (
-                0 if goes_on else nano(self._prices.cost(*self._dispatch.priced(ask, backend), likely) or Decimal(0))
-            )
-            limitless = [Account(one.key, 2**53, one.ends) for one in accounts] if ticket.downgraded else accounts
-            if await self._counters.reserve(limitless, amount, ticket.holder) is not None:
-                self._counters.give([(limit, -tokens) for limit in limits], reservation.at, ticket.holder)
+            accounts = budgets.accounts(tenant.name, budget, time.time())
+            cost = self._cost(self._dispatch.priced(ask, backend), Usage(prompt, answer))
+            reservation.accounts = accounts
+            if ticket.downgraded or isinstance(budget.when_spent, Downgrade):  # which goes on, with another model
+                accounts = tuple(Account(one.key, 2**53, one.ends) for one in accounts)
+            if await self._counters.reserve(accounts, nano(cost), reservation.holder) is not None:
                 raise _spent(tenant, budget)
-        return reservation
 
-    def settled(self, ticket: Ticket, reservation: Reservation, usage: Usage | None, cost: Decimal) -> None:
-        """Correct a reservation by what was really used."""
+    def _settle(self, reservation: Reservation, usage: Usage | None, priced: tuple[str, str, str]) -> None:
+        """Correct a reservation by what was really used; None: nothing."""
         used = 0 if usage is None else usage.prompt + usage.completion
-        changes = [(limit, used - reservation.tokens) for limit in ticket.limits if limit.kind == "tokens"]
-        if changes and used != reservation.tokens:
-            self._counters.give(changes, reservation.at, ticket.holder)
+        changes = [(limit, used - amount) for limit, amount in reservation.limits if used != amount]
+        if changes:
+            self._counters.give(changes, reservation.taken, reservation.holder)
         if reservation.accounts:
-            self._counters.settle(reservation.accounts, nano(cost), ticket.holder)
-            self.booked += cost
+            cost = Decimal(0) if usage is None else self._cost(priced, usage)
+            self._counters.settle(reservation.accounts, nano(cost), reservation.holder)
+
+    def _cost(self, priced: tuple[str, str, str], usage: Usage) -> Decimal:
+        try:
+            return self._prices.cost(*priced, usage) or Decimal(0)
+        except Exception:  # a price that cannot be computed must not keep anything held
+            log.exception("what %s costs could not be computed; nothing is booked", priced[0])
+            return Decimal(0)
 
     def count_hit(self, ticket: Ticket, entry: Entry) -> None:
         """An answer from the cache, where its tokens shall count."""
@@ -151,13 +166,13 @@ class Admission:
         if usage is not None:
             used = usage.prompt + usage.completion
             changes = [(limit, used) for limit in ticket.limits if limit.kind == "tokens"]
-            self._counters.give(changes, ticket.at, ticket.holder)
+            self._counters.give(changes, ticket.taken, ticket.holder)
 
     def leave(self, ticket: Ticket) -> None:
         """A request is over."""
         held = [(limit, -1) for limit in ticket.limits if limit.kind == "concurrency"]
         if held:
-            self._counters.give(held, ticket.at, ticket.holder)
+            self._counters.give(held, ticket.taken, ticket.holder)
 
     async def standing(self, tenant: Tenant) -> list[dict[str, Any]]:
         """What a tenant has spent of its budgets, in dollars."""
@@ -196,3 +211,11 @@ def _spent(tenant: Tenant, budget: Budget) -> BudgetSpent:
         f"{amount:f} USD a {span}" for amount, span in ((budget.per_day, "day"), (budget.per_month, "month")) if amount
     ]
     return BudgetSpent(f"the budget of {tenant.name} is spent ({' and '.join(limits)})")
+
+
+def _looks_like(reply: Reply, size: int) -> int:
+    """Tokens of an answer of which only the size is known; what is no text has none."""
+    kind = next((value for name, value in reply.headers if name == b"content-type"), b"")
+    if b"event-stream" in kind:
+        return max(1, size // _EVENT_BYTES)
+    return max(1, min(size, 1 << 20) // 4) if b"json" in kind else 0

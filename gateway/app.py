@@ -58,12 +58,17 @@ class Application:
     FastAPI's ten layers of middleware cost as much as an exact hit (docs/performance.md).
     """
 
-    def __init__(self, hot: Mapping[tuple[str, str], Endpoint], rest: FastAPI) -> None:
-        self._hot, self._rest = hot, rest
+    def __init__(self, hot: Mapping[tuple[str, str], Endpoint], rest: FastAPI, limit: int) -> None:
+        """`limit`: bytes of a request body."""
+        self._hot, self._rest, self._limit = hot, rest, limit
 
     async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-        endpoint = self._hot.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
-        await (endpoint or self._rest)(scope, receive, send)
+        if scope["type"] != "http":
+            await self._rest(scope, receive, send)
+        elif (endpoint := self._hot.get((scope["method"], scope["path"]))) is not None:
+            await endpoint(scope, receive, send)
+        else:
+            await self._rest(scope, asgi.bounded(receive, self._limit), send)
 
 
 def create_app(settings: Settings, processes: int = 1) -> Application:
@@ -74,7 +79,7 @@ def create_app(settings: Settings, processes: int = 1) -> Application:
     backends = _backends(settings)
     places = Places(settings.breaker_of(), metrics)
     dispatch = Dispatch(backends, settings.routes(), _salt_key(settings.data), metrics, places)
-    registry = Registry(settings.tenants, settings.surroundings(), metrics) if settings.tenants else None
+    registry = Registry(settings, metrics, patient=processes > 1) if settings.tenants else None
     auth = _auth(settings, registry)
     counters = _counters(settings, processes)
     admission = Admission(counters, Prices(settings.prices), dispatch)
@@ -107,7 +112,7 @@ def create_app(settings: Settings, processes: int = 1) -> Application:
             yield
 
     app = FastAPI(title="Hitherto", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    door = Door(auth, admission, metrics, int(settings.body_limit), _mask(settings))
+    door = Door(auth, admission, metrics, int(settings.body_limit), partial(_masked, dispatch, settings))
     endpoint = chat.ChatEndpoint(pipeline, door)
     app.include_router(health.router(backends, partial(_notes, notes, registry, counters, places), metrics))
     key = AdminKey(reveal(settings.admin.key) if settings.admin.key else "")
@@ -124,7 +129,8 @@ def create_app(settings: Settings, processes: int = 1) -> Application:
     for kind in errors.known():
         app.add_exception_handler(kind, _refuse)
     vectors = embeddings.EmbeddingsEndpoint(answers, dispatch, relay)
-    return Application({("POST", "/v1/chat/completions"): endpoint, ("POST", "/v1/embeddings"): vectors}, app)
+    hot = {("POST", "/v1/chat/completions"): endpoint, ("POST", "/v1/embeddings"): vectors}
+    return Application(hot, app, int(settings.body_limit))
 
 
 def _backends(settings: Settings) -> dict[str, Backend]:
@@ -159,17 +165,20 @@ def _counters(settings: Settings, processes: int) -> CounterStore:
     return RedisCounters(settings.store, local)
 
 
-def _mask(settings: Settings) -> Callable[[str], str]:
-    """How the log's texts lose what must not be in it."""
-    sorts = settings.redact.mask
-    return (lambda text: masked(text, sorts, _salt_key(settings.data))) if sorts else str
+def _masked(dispatch: Dispatch, settings: Settings, tenant: Tenant, text: str) -> str:
+    """A text as it may be logged: without what the gateway's or the tenant's rules keep out of it."""
+    sorts = {*settings.redact.mask, *tenant.policy.redaction.mask}
+    return masked(text[:1000], sorts, dispatch.salt(tenant.name).encode()) if sorts else text
 
 
 def _notes(
     notes: Mapping[str, str], registry: Registry | None, counters: CounterStore, places: Places
 ) -> dict[str, str]:
     """What an operator should know although requests are served."""
-    found = {**notes, **(registry.wrong if registry is not None else {})}
+    found = dict(notes)
+    if registry is not None and registry.wrong:
+        files = ", ".join(sorted(Path(path).name for path in registry.wrong))
+        found["tenants"] = f"not in force, because broken: {files}; GET /admin/tenants says why"
     if counters.estimated:
         found["limits"] = "Redis does not answer: each gateway counts limits and budgets by itself"
     for state in places.states():

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from gateway.admission import Admission
+from gateway.ask import Ask
 from gateway.cache.answers import Answers
 from gateway.cache.key import Scope
 from gateway.cache.lease import Leases
 from gateway.cache.lookup import Lookup
 from gateway.cache.question import Question
 from gateway.cache.replay import replay
-from gateway.dispatch import Ask, Dispatched
-from gateway.exchange import Incoming, Served
+from gateway.dispatch import Dispatched
+from gateway.exchange import Served, Ticket
 from gateway.flights import Key
 from gateway.relay import relayed
 from policies.cacheability import may_read
@@ -25,18 +26,17 @@ class Computation:
         self,
         answers: Answers,
         admission: Admission,
-        request: Incoming,
+        ticket: Ticket,
+        ask: Ask,
         question: Question,
         lookup: Lookup,
-        raw: bytes,
         scope: Scope,
         options: bytes,
         started: float,
     ) -> None:
         self.question, self.lookup, self.started = question, lookup, started
-        self._answers, self._admission, self._scope, self._ticket = answers, admission, scope, request.ticket
-        view = question.view
-        self._ask = Ask("/chat/completions", request.query, request.headers, raw, view.model, request.tenant, view)
+        self._answers, self._admission, self._scope = answers, admission, scope
+        self._ticket, self._ask = ticket, ask
         self.key: Key = (question.key, (question.view.stream, options))
 
     @property

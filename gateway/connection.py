@@ -12,6 +12,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.config import ClientLimits
 
+TRAILERS = 100
+
 
 class Bounded(HttpToolsProtocol):
     """uvicorn's protocol with limits that it does not have."""
@@ -25,8 +27,8 @@ class Bounded(HttpToolsProtocol):
         self._unread: asyncio.TimerHandle | None = None
         self._coming = "headers"
         """Which part of a request is not complete; empty: no request has begun."""
-        self._bytes = 0
-        """Since the request began."""
+        self._bytes = self._segment = 0
+        """Since the request began, and in the piece that is being read."""
         self._refused: tuple[bytes, bytes] | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -45,20 +47,24 @@ class Bounded(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused is not None:
             return
-        before = self._coming
-        self._bytes += len(data)
+        before, self._segment = self._coming, len(data)
+        self._bytes += self._segment
         super().data_received(data)
         coming = self._coming
         if coming == "headers" and self._bytes > self.limits.header_bytes:
             self._refuse(b"431 Request Header Fields Too Large", b"the headers are too long")
-        elif not coming:
-            if self._waiting is not None:
+        elif self._answering():
+            if self._waiting is not None:  # what comes on top of a request that is being answered has time
                 self._stop()
-        elif coming == "body" or before != coming:  # the time for headers is for all of them, for a body between pieces
-            self._wait(self.limits.body_time if coming == "body" else self.limits.header_time)
+        elif coming == "body":  # between two pieces
+            if len(self.headers) > TRAILERS:
+                self._refuse(b"431 Request Header Fields Too Large", b"too many trailers")
+            self._wait(self.limits.body_time)
+        elif before != coming or self._waiting is None:  # for all headers, or for the next request to begin
+            self._wait(self.limits.header_time)
 
     def on_message_begin(self) -> None:
-        self._coming = "headers"
+        self._coming, self._bytes = "headers", self._segment
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -69,10 +75,20 @@ class Bounded(HttpToolsProtocol):
                 raise ValueError("refused")  # which the parser turns into a call of send_400_response
         self._coming = "body"
         super().on_headers_complete()
+        self.headers = []  # the application has its own: trailers (RFC 9110 section 6.5) are not among them
 
     def on_message_complete(self) -> None:
-        self._coming, self._bytes = "", 0
+        self._coming = ""
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._stop()  # uvicorn's own time between two requests begins
+
+    def _answering(self) -> bool:
+        """Whether a whole request is being answered."""
+        cycle = self.cycle
+        return cycle is not None and not cycle.response_complete and (self._coming != "body" or bool(self.pipeline))
 
     def send_400_response(self, msg: str) -> None:
         if self._refused is not None:
@@ -106,7 +122,11 @@ class Bounded(HttpToolsProtocol):
 
     def _refuse(self, status: bytes, why: bytes) -> None:
         self._refused = status, why
+        self._stop()
         if self.transport.is_closing():
+            return
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.abort()  # in the middle of an answer nothing else may be said
             return
         head = b"HTTP/1.1 %b\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (status, len(why)) + why)

@@ -10,8 +10,8 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from urllib.parse import unquote
 
 import orjson
@@ -20,55 +20,29 @@ from backends import prompt_cache, vllm
 from backends.dialects import openai_chat
 from backends.dialects.openai_chat import MalformedRequest
 from backends.prompt_cache import Reuse
-from backends.protocol import Backend, Call, NobodyLeft, Reply, Server, Usage, View
+from backends.protocol import Backend, BackendError, Call, NobodyLeft, Reply, Server, Usage
 from backends.upstream import HOP_BY_HOP
 from gateway.api.auth import is_credential
+from gateway.ask import Ask
 from gateway.errors import ModelNotAllowed, Unable, UnknownModel
+from gateway.hedges import Hedges, first_answer
 from gateway.metrics import Metrics
 from gateway.places import Place, Places
 from gateway.tenant import Tenant
 from gateway.tries import Outcome, attempt
-from policies import rate_limit, retry, routing
+from policies import retry, routing
 from policies.breaker import Pass
-from policies.hedging import Percentile
 from policies.redaction import masked
-from policies.retry import RetryBudget
 from policies.routing import Route, Target
 
 log = logging.getLogger("hitherto.dispatch")
 
 _NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "accept-encoding", "expect"}
-_AFFINITY_BYTES = 2048
-"""Requests that begin with the same so many bytes belong together."""
-_MODELS_MOST = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A request for a model. `view` is None where the body is of another kind than a chat completion."""
-
-    path: str
-    query: str
-    headers: Mapping[str, str]
-    body: bytes
-    model: str
-    tenant: Tenant
-    view: View | None = None
-    answers: bool = True
-    """Whether tokens come back; embeddings cost their input only."""
-
-    @property
-    def is_stream(self) -> bool:
-        return self.view is not None and self.view.stream
-
-    @property
-    def max_tokens(self) -> int | None:
-        """What the answer may have at most, if the request says."""
-        if not self.answers:
-            return 0
-        fields = self.view.scope_fields if self.view is not None else {}
-        value = fields.get("max_completion_tokens", fields.get("max_tokens"))
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+_MESSAGES = ("/messages", "/messages/count_tokens")
+_MASKABLE = 16_384
+"""Longer texts are not searched for what must not be stored, but not stored at all."""
+_STYLES = {"breakpoints": ("/messages",), "key": ("/chat/completions", "/responses")}
+"""On which paths a provider's prompt cache is asked for in which style."""
 
 
 def _unsettled(usage: Usage | None, body: int) -> None: ...
@@ -96,16 +70,59 @@ class Dispatched:
 
 
 @dataclass(slots=True)
-class _Candidate:
-    """One place that may be asked."""
+class Candidate:
+    """One place that may be asked, with its permission."""
 
     target: Target
     backend: Backend
     server: Server
     place: Place
     permission: Pass
-    fallback: bool
     note: str = ""
+
+
+@dataclass(slots=True)
+class _Work:
+    """One request on its way through its candidates."""
+
+    ask: Ask
+    route: Route
+    targets: Sequence[Target]
+    equals: Sequence[Target]
+    deadline: float | None
+    """Of the event loop's clock."""
+    began: float = field(default_factory=time.monotonic)
+    bodies: dict[tuple[str, str | None], tuple[bytes, str]] = field(default_factory=dict)
+    """The request as each target gets it, and what was done for the prompt cache."""
+    not_before: dict[str, float] = field(default_factory=dict)
+    """When a place wants to be asked again."""
+    out: set[str] = field(default_factory=set)
+    """Places that will say the same however often they are asked."""
+    worst: tuple[Outcome, Candidate] | None = None
+    """The failure that tells most, for when nobody answers."""
+
+    @property
+    def late(self) -> bool:
+        return self.deadline is not None and asyncio.get_running_loop().time() >= self.deadline
+
+    async def failed(self, outcome: Outcome, candidate: Candidate) -> None:
+        """Remember what a failure means for further tries."""
+        name = candidate.place.name
+        if outcome.wait is not None:
+            self.not_before[name] = time.monotonic() + outcome.wait
+        if outcome.kind in ("too-long", "refused"):
+            self.out.add(name)
+        before, other = self.worst, outcome
+        if before is None or retry.RANK[outcome.kind] >= retry.RANK[before[0].kind]:
+            self.worst = outcome, candidate
+            if before is None:
+                return
+            other = before[0]
+        await other.drop()
+
+    async def drop(self) -> None:
+        if self.worst is not None:
+            await self.worst[0].drop()
 
 
 class Dispatch:
@@ -124,9 +141,10 @@ class Dispatch:
         self.places = places
         self._salt_key, self._metrics = salt_key, metrics
         self._draw = random.Random()
-        self._paces: dict[tuple[str, bool], Percentile] = {}
-        self._hedges: dict[int, RetryBudget] = {}
+        self._hedges = Hedges(metrics)
         self._reuse = Reuse()
+        self.salt = lru_cache(maxsize=4096)(self._salt)
+        """A tenant's secret by its name: prefix KV is as private as answers are."""
 
     def route(self, model: str, tenant: Tenant) -> Route:
         """Where a model may run for a tenant. Raises `ModelNotAllowed` or `UnknownModel`."""
@@ -138,16 +156,16 @@ class Dispatch:
                 return table[entry]
         raise UnknownModel(f"the model {model!r} does not exist here; GET /v1/models lists those that do")
 
-    def identity(self, model: str, tenant: Tenant) -> tuple[str, str, str]:
+    def identity(self, ask: Ask) -> tuple[str, str, str]:
         """What decides the answer beside the request: backends, their identities, the model there.
 
-        Equals that share the load are one: any of them gives the answer.
+        Equals that share the load are one: any of them gives the answer. Raises as `route`, or `Unable`.
         """
-        equals = self.route(model, tenant).equals
+        equals = routing.equals(self._able(self.route(ask.model, ask.tenant), ask))
         if len(equals) == 1:
             target = equals[0]
-            return target.backend, self.backends[target.backend].identity, target.model or model
-        each = sorted((one.backend, self.backends[one.backend].identity, one.model or model) for one in equals)
+            return target.backend, self.backends[target.backend].identity, target.model or ask.model
+        each = sorted((one.backend, self.backends[one.backend].identity, one.model or ask.model) for one in equals)
         backends, identities, models = (list(part) for part in zip(*each, strict=True))
         return "+".join(backends), orjson.dumps(identities).decode(), orjson.dumps(models).decode()
 
@@ -159,181 +177,174 @@ class Dispatch:
         return target.model or ask.model, backend.kind, backend.identity
 
     async def open(self, ask: Ask) -> Dispatched:
-        """The first candidate that answers, or the last failure. Raises a `BackendError` or `Unable`."""
-        route = self.route(ask.model, ask.tenant)
-        targets, affinity = self._targets(route, ask)
-        began, loop = time.monotonic(), asyncio.get_running_loop()
-        deadline = None if route.total is None else loop.time() + route.total
-        last: tuple[Outcome, _Candidate] | None = None
-        for number in range(route.retry.attempts):
-            if number:
-                assert last is not None
-                pause = retry.pause(number, self._draw.random(), last[0].wait)
-                if time.monotonic() - began + pause > route.retry.within or _is_late(deadline, pause):
+        """The first candidate that answers, or the failure that tells most. Raises a `BackendError` or `Unable`."""
+        work = self._work(ask)
+        try:
+            for number in range(work.route.retry.attempts):
+                if number and not await self._paused(work, number):
                     break
-                await asyncio.sleep(pause)
-            tried = False
-            waiting = self._permitted(targets, route, affinity, number)
-            for candidate in waiting:
-                tried = True
-                outcome, candidate = await self._raced(candidate, waiting, route, ask, deadline)
-                if last is not None:
-                    await last[0].drop()
-                if outcome.kind in ("", "final"):
-                    return self._dispatched(outcome, candidate, ask)
-                last = outcome, candidate
-                self._metrics.tries_failed.labels(candidate.place.name, outcome.kind).inc()
-                log.info("%s: %s", candidate.place.name, outcome.told)
-                if _is_late(deadline, 0.0):
-                    break
-            if not tried or (last is not None and last[0].kind == "too-long"):
-                break  # what is too long will not get shorter
-        if last is None:
-            raise self._nobody(targets)
-        if last[0].error is not None:
-            raise last[0].error
-        return self._dispatched(*last, ask)
+                for candidate in (waiting := self._permitted(work, number)):
+                    outcome, candidate = await self._answer(candidate, waiting, work)
+                    if outcome.kind in ("", "final"):
+                        await work.drop()
+                        return self._dispatched(outcome, candidate, work)
+                    await self._failed(outcome, candidate, work)
+                    if work.late:
+                        break
+                if work.worst is None:
+                    raise self._nobody(work.targets)
+            assert work.worst is not None
+            outcome, candidate = work.worst
+            if outcome.error is not None:
+                raise outcome.error
+            if outcome.kind == "refused":  # our key is not the client's matter, and what is said of it even less
+                status = outcome.reply.status if outcome.reply is not None else 0
+                raise BackendError(candidate.place.name, f"it refuses the gateway's own key ({status})")
+            return self._dispatched(outcome, candidate, work)
+        except BaseException:
+            await work.drop()
+            raise
 
     async def relay(self, backend: str, method: str, ask: Ask) -> Dispatched:
         """Pass any other request on as it is. Raises a `BackendError`."""
         _refuse_dot_segments(ask.path)
         target = self.backends[backend]
-        call = Call(method, ask.path, ask.query, self._headers(ask.headers, target, ask.tenant), ask.body)
-        reply = await target.places(b"")[0].open(call)
+        body = vllm.salted(ask.body, self.salt(ask.tenant.name)) if target.kind == "vllm" and ask.fields else ask.body
+        call = Call(method, ask.path, ask.query, self._headers(ask.headers, target, ask.tenant), body)
+        reply = await target.places(ask.prefix())[0].open(call)
         return Dispatched(reply, backend, target.kind, ask.model, False, target.identity)
 
-    def salt(self, tenant: Tenant) -> str:
-        """Prefix KV is as private as answers are. Keyed, so that a tenant's name cannot be guessed into its salt."""
-        return hmac.new(self._salt_key, tenant.name.encode(), hashlib.sha256).hexdigest()
-
     def redaction(self, tenant: Tenant) -> Callable[[str], str | None] | None:
-        """What of a text may be stored for a tenant; None: all of it."""
+        """What of a text may be stored or logged for a tenant; None: all of it."""
         rules = tenant.policy.redaction
         if not rules.text:
             return lambda text: None
-        key = self._salt_key
-        return (lambda text: masked(text, rules.mask, key + tenant.name.encode())) if rules.mask else None
+        key = self._salt_key + tenant.name.encode()
+        if not rules.mask:
+            return None
+        return lambda text: masked(text, rules.mask, key) if len(text) <= _MASKABLE else None
 
-    def _targets(self, route: Route, ask: Ask) -> tuple[list[Target], bytes]:
-        """Who can answer, in the order in which they are asked; and what the request begins with, as a hash."""
-        targets = list(route.targets)
-        if any(target.lacks or target.context for target in targets):
-            wanted = routing.needs(ask.view) if ask.view is not None else frozenset()
-            tokens = rate_limit.estimate(len(ask.body), ask.max_tokens)
-            targets, why = routing.able(targets, wanted, tokens)
-            if not targets:
-                raise Unable(f"no backend of the model {ask.model!r} can answer this: {why}")
-        several = len(route.equals) > 1
-        affinity = b""
-        if several or any(self.backends[target.backend].kind == "vllm" for target in targets):
-            affinity = self._affinity(ask)
-        if several:
+    def _salt(self, tenant: str) -> str:
+        """Keyed, so that a tenant's name cannot be guessed into its salt."""
+        return hmac.new(self._salt_key, tenant.encode(), hashlib.sha256).hexdigest()
+
+    def _able(self, route: Route, ask: Ask) -> Sequence[Target]:
+        """Who can answer, in the order of the configuration. Raises `Unable`."""
+        targets: Sequence[Target] = route.targets
+        if ask.path in _MESSAGES:  # those who speak that language, if anybody does
+            targets = [one for one in targets if self.backends[one.backend].kind in ("anthropic", "vllm")] or targets
+        if not route.is_choosy:
+            return targets
+        found, why = routing.able(targets, routing.needs(ask.fields), ask.prompt_tokens + ask.answer_tokens)
+        if not found:
+            raise Unable(f"no backend of the model {ask.model!r} can answer this: {why}")
+        return found
+
+    def _work(self, ask: Ask) -> _Work:
+        route = self.route(ask.model, ask.tenant)
+        targets = self._able(route, ask)
+        equals = routing.equals(targets)
+        if len(targets) > 1 and any(target.weight is not None for target in targets):
             pace = {one.backend: self._expected(one.backend) for one in targets} if route.choose == "fastest" else {}
-            targets = routing.in_order(targets, route.choose, affinity, self._draw, pace)
-        return targets, affinity
-
-    def _affinity(self, ask: Ask) -> bytes:
-        """What a request begins with, so that those that begin alike meet where it is cached."""
-        view = ask.view
-        beginning = ask.body[:_AFFINITY_BYTES]
-        if view is not None:
-            messages = list(view.scope_fields.get("messages") or ())
-            roles = [message.get("role") for message in messages]
-            end = roles.index("user") + 1 if "user" in roles else len(messages)
-            said = [(message.get("role"), _text(message.get("content"))) for message in messages[:end]]
-            if said and end == len(messages) and view.question is not None:  # which was taken out of its message
-                said[-1] = said[-1][0], view.question
-            beginning = orjson.dumps([view.scope_fields.get("tools"), said])[:_AFFINITY_BYTES]
-        return hashlib.blake2b(f"{ask.tenant.name}\0{ask.model}\0".encode() + beginning, digest_size=16).digest()
+            targets = routing.in_order(targets, route.choose, ask.conversation(), self._draw, pace)
+        deadline = None if route.total is None else asyncio.get_running_loop().time() + route.total
+        return _Work(ask, route, targets, equals, deadline)
 
     def _expected(self, backend: str) -> float:
-        return min(self.places.at(backend, one.name).expected for one in self.backends[backend].places(b""))
+        return min(self.places.at(backend, one).expected for one in self.backends[backend].places(b""))
 
-    def _permitted(self, targets: Sequence[Target], route: Route, affinity: bytes, number: int) -> Iterator[_Candidate]:
+    def _permitted(self, work: _Work, number: int) -> Iterator[Candidate]:
         """The places that may be asked in a round, in order; each is asked for permission when its turn comes."""
-        for target in targets:
+        for target in work.targets:
             backend = self.backends[target.backend]
-            for server in backend.places(affinity):
-                place = self.places.at(target.backend, server.name)
+            for server in backend.places(work.ask.prefix() if backend.kind == "vllm" else b""):
+                place = self.places.at(target.backend, server)
+                if place.name in work.out or work.not_before.get(place.name, 0.0) > time.monotonic():
+                    continue
+                if (permission := place.ask()) is None:
+                    continue
                 if number == 0:
                     place.retries.sent()
-                elif not place.retries.take():
-                    continue  # an overloaded one must not get every request several times
-                permission = place.ask()
-                if permission is not None:
-                    yield _Candidate(target, backend, server, place, permission, target not in route.equals)
+                elif not place.retries.take():  # an overloaded one must not get every request several times
+                    place.dropped(permission)
+                    continue
+                yield Candidate(target, backend, server, place, permission)
 
-    async def _raced(
-        self, first: _Candidate, others: Iterator[_Candidate], route: Route, ask: Ask, deadline: float | None
-    ) -> tuple[Outcome, _Candidate]:
+    async def _paused(self, work: _Work, number: int) -> bool:
+        """Wait before a further round, until somebody may be asked again; False: that is too late, or never."""
+        now = time.monotonic()
+        waits = [
+            max(0.0, work.not_before.get(server.name, 0.0) - now)
+            for target in work.targets
+            for server in self.backends[target.backend].places(b"")
+            if server.name not in work.out
+        ]
+        if not waits:
+            return False
+        pause = retry.pause(number, self._draw.random(), min(waits))
+        ends = None if work.deadline is None else work.deadline - asyncio.get_running_loop().time()
+        if now - work.began + pause > work.route.retry.within or (ends is not None and pause >= ends):
+            return False
+        await asyncio.sleep(pause)
+        return True
+
+    async def _answer(self, first: Candidate, others: Iterator[Candidate], work: _Work) -> tuple[Outcome, Candidate]:
         """What a candidate answers; where the route hedges and it takes long, what the faster of two answers."""
-        delay = self._hedge_delay(route, ask)
-        if delay is None:
-            return await self._attempt(first, route, ask, deadline), first
-        running = {asyncio.create_task(self._attempt(first, route, ask, deadline)): first}
-        try:
-            done, _ = await asyncio.wait(running, timeout=delay)
-            if not done and self._may_hedge(route, ask) and (second := next(others, None)) is not None:
-                running[asyncio.create_task(self._attempt(second, route, ask, deadline))] = second
-            while True:
-                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                task = done.pop()
-                candidate, outcome = running.pop(task), task.result()
-                if outcome.kind in ("", "final") or not running:
-                    if candidate is not first:
-                        self._metrics.hedges.labels("won").inc()
-                    return outcome, candidate
-                await outcome.drop()
-        finally:
-            for task in running:
-                task.cancel()
-            for late in await asyncio.gather(*running, return_exceptions=True):
-                if isinstance(late, Outcome):
-                    await late.drop()
+        if work.route.hedge is None:
+            return await self._attempt(first, work), first
+        tried = partial(self._attempt, work=work)
+        return await first_answer(self._hedges, work.route, work.ask.stream, first, others, tried)
 
-    async def _attempt(self, candidate: _Candidate, route: Route, ask: Ask, deadline: float | None) -> Outcome:
+    async def _failed(self, outcome: Outcome, candidate: Candidate, work: _Work) -> None:
+        self._metrics.tries_failed.labels(candidate.place.name, outcome.kind).inc()
+        log.info("%s: %s", candidate.place.name, outcome.told)
+        await work.failed(outcome, candidate)
+
+    async def _attempt(self, candidate: Candidate, work: _Work) -> Outcome:
         try:
-            call, candidate.note = self._call(candidate, ask)
+            call = self._call(candidate, work)
         except BaseException:
             candidate.place.dropped(candidate.permission)
             raise
-        limit = route.first_byte
-        if deadline is not None:
-            left = max(0.001, deadline - asyncio.get_running_loop().time())
-            limit = left if limit is None else min(limit, left)
-        began = time.monotonic()
-        ours = not ask.tenant.credentials
-        outcome = await attempt(candidate.server, candidate.place, candidate.permission, call, limit, deadline, ours)
-        if not outcome.kind and route.hedge is not None:
-            self._pace(ask).add(time.monotonic() - began)
-        return outcome
+        ask = work.ask
+        return await attempt(
+            candidate.server, candidate.place, candidate.permission, call, work.route.first_byte, work.deadline,
+            ours=not ask.tenant.credentials, stream=ask.stream,
+        )  # fmt: skip
 
-    def _call(self, candidate: _Candidate, ask: Ask) -> tuple[Call, str]:
-        """The request as a place gets it, and what was done for the provider's prompt cache."""
-        target, backend = candidate.target, candidate.backend
-        body = ask.body if target.model in (None, ask.model) else openai_chat.with_model(ask.body, str(target.model))
-        note = ""
-        if ask.tenant.policy.prompt_cache.mode != "off" and backend.prompt_cache != "none":
-            secret = self.salt(ask.tenant).encode()
-            prepared = prompt_cache.prepare(
-                body, backend.prompt_cache, ask.tenant.policy.prompt_cache, secret, self._reuse, time.monotonic()
-            )
+    def _call(self, candidate: Candidate, work: _Work) -> Call:
+        """The request as a place gets it."""
+        target, backend, ask = candidate.target, candidate.backend, work.ask
+        key = target.backend, target.model
+        if key not in work.bodies:
+            work.bodies[key] = self._prepared(target, backend, ask)
+        body, candidate.note = work.bodies[key]
+        return Call("POST", ask.path, ask.query, self._headers(ask.headers, backend, ask.tenant), body)
+
+    def _prepared(self, target: Target, backend: Backend, ask: Ask) -> tuple[bytes, str]:
+        body = ask.body
+        if target.model not in (None, ask.model) and ask.fields:
+            body = openai_chat.with_model(body, str(target.model))
+        note, config, style = "", ask.tenant.policy.prompt_cache, backend.prompt_cache
+        if config.mode != "off" and ask.path in _STYLES.get(style, ()):
+            secret = self.salt(ask.tenant.name).encode()
+            prepared = prompt_cache.prepare(body, style, config, secret, self._reuse, time.monotonic())
             body, note = prepared.body, prepared.note
         if backend.kind == "vllm":
-            body = vllm.salted(body, self.salt(ask.tenant))
-        return Call("POST", ask.path, ask.query, self._headers(ask.headers, backend, ask.tenant), body), note
+            body = vllm.salted(body, self.salt(ask.tenant.name))
+        return body, note
 
-    def _dispatched(self, outcome: Outcome, candidate: _Candidate, ask: Ask) -> Dispatched:
+    def _dispatched(self, outcome: Outcome, candidate: Candidate, work: _Work) -> Dispatched:
         assert outcome.reply is not None
         target, backend = candidate.target, candidate.backend
-        model = target.model or ask.model
+        model, fallback = target.model or work.ask.model, target not in work.equals
         return Dispatched(
-            outcome.reply, target.backend, backend.kind, model, candidate.fallback, backend.identity, candidate.note
+            outcome.reply, target.backend, backend.kind, model, fallback, backend.identity, candidate.note
         )
 
-    def _nobody(self, targets: Sequence[Target]) -> NobodyLeft:
+    def _nobody(self, targets: Sequence[Target]) -> BackendError:
         places = [
-            self.places.at(target.backend, server.name)
+            self.places.at(target.backend, server)
             for target in targets
             for server in self.backends[target.backend].places(b"")
         ]
@@ -341,45 +352,11 @@ class Dispatch:
         names = ", ".join(place.name for place in places)
         return NobodyLeft(targets[0].backend, f"fails too often to be asked now ({names})", max(1.0, wait))
 
-    def _pace(self, ask: Ask) -> Percentile:
-        key = ask.model, ask.is_stream
-        if key not in self._paces and len(self._paces) > _MODELS_MOST:
-            self._paces.clear()  # names that match a pattern are the clients' choice
-        return self._paces.setdefault(key, Percentile())
-
-    def _hedge_delay(self, route: Route, ask: Ask) -> float | None:
-        if route.hedge is None:
-            return None
-        self._hedge_budget(route).sent()
-        return self._pace(ask).p95 if route.hedge.after == "p95" else route.hedge.after
-
-    def _hedge_budget(self, route: Route) -> RetryBudget:
-        """A share of the route's requests; the first one may be sent when that is one."""
-        assert route.hedge is not None
-        return self._hedges.setdefault(id(route), RetryBudget(route.hedge.extra, 10.0, 0.0))
-
-    def _may_hedge(self, route: Route, ask: Ask) -> bool:
-        allowed = self._hedge_budget(route).take()
-        self._metrics.hedges.labels("sent" if allowed else "not-allowed").inc()
-        return allowed
-
     def _headers(self, headers: Mapping[str, str], backend: Backend, tenant: Tenant) -> dict[str, str]:
         sent = {**forwarded(headers), **tenant.credentials}
         if backend.kind == "engine":
-            sent["x-hitherto-salt"] = self.salt(tenant)
+            sent["x-hitherto-salt"] = self.salt(tenant.name)
         return sent
-
-
-def _text(content: Any) -> Any:
-    """The same for one text, whether it comes as a string or in parts."""
-    if not isinstance(content, list):
-        return content
-    texts = [part.get("text") if isinstance(part, dict) else None for part in content]
-    return content if None in texts else "".join(map(str, texts))
-
-
-def _is_late(deadline: float | None, pause: float) -> bool:
-    return deadline is not None and asyncio.get_running_loop().time() + pause >= deadline
 
 
 def forwarded(headers: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from backends import asgi
 from backends.protocol import Answer
+from gateway.stores.contract import Taken
 from gateway.tenant import Tenant
 from policies import rate_limit
 from policies.rate_limit import Limit, State
@@ -24,7 +25,7 @@ class Ticket:
     tenant: Tenant
     limits: Sequence[Limit] = ()
     states: list[State] = field(default_factory=list)
-    at: float = 0.0
+    taken: Taken = Taken(0.0)
     holder: str = ""
     downgraded: bool = False
 

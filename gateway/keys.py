@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import stat
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from gateway.config import Settings
 from gateway.settings_file import ConfigError, nearest, read
-from gateway.tenants import File, TenantConfig, Tenants, hash_key, load, load_file
+from gateway.tenants import File, TenantConfig, files_in, hash_key, load_file
 
 PREFIX = "hk-"
 
@@ -29,9 +33,15 @@ def new(settings: Settings, tenant: str, name: str, lifetime: float | None) -> t
     TenantConfig.model_validate({"tenant": tenant})
     folder = folder_of(settings)
     folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        return _added(settings, folder, tenant, name, lifetime)
+
+
+def _added(settings: Settings, folder: Path, tenant: str, name: str, lifetime: float | None) -> tuple[str, Path]:
     file = _tenants(settings).get(tenant)
     path = file.path if file is not None else folder / f"{tenant}.yaml"
     if file is None and path.exists():
+        load_file(path, settings.surroundings())  # which says what is wrong with it
         raise ConfigError(f"{path}: this file is of another tenant")
     key = PREFIX + secrets.token_urlsafe(32)
     entry: Any = hash_key(key)
@@ -49,6 +59,11 @@ def new(settings: Settings, tenant: str, name: str, lifetime: float | None) -> t
 
 def revoke(settings: Settings, key_id: str) -> tuple[str, Path]:
     """Take a key out of its tenant's file; (tenant, file). Raises `ConfigError` unless exactly one begins so."""
+    with _alone(folder_of(settings)):
+        return _revoked(settings, key_id)
+
+
+def _revoked(settings: Settings, key_id: str) -> tuple[str, Path]:
     files = _tenants(settings)
     found = [(file, key) for file in files.values() for key in file.config.keys if key.id.startswith(key_id)]
     if len(found) != 1:
@@ -73,14 +88,29 @@ def listed(settings: Settings) -> list[tuple[str, str, str, str]]:
     ]
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let nobody else change the files at the same time."""
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _hash_of(entry: Any) -> str:
     return str(entry.get("hash")) if isinstance(entry, dict) else str(entry)
 
 
 def _tenants(settings: Settings) -> dict[str, File]:
     folder = folder_of(settings)
-    tenants = load(folder, settings.surroundings()) if folder.exists() else Tenants([])
-    return {file.config.tenant: file for file in tenants.files.values()}
+    found = {}
+    for path in files_in(folder) if folder.exists() else ():
+        try:
+            file = load_file(path, settings.surroundings())
+        except ConfigError as error:  # which must not keep anybody from revoking a key of another
+            print(f"hitherto: {error}", file=sys.stderr)
+            continue
+        found[file.config.tenant] = file
+    return found
 
 
 def _document(path: Path) -> Any:
@@ -104,8 +134,10 @@ def _write(settings: Settings, path: Path, document: Any) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             _yaml().dump(document, file)
         load_file(path, settings.surroundings(), aside.read_text(encoding="utf-8"))
-        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o640
-        aside.chmod(mode)
+        like = path.stat() if path.exists() else path.parent.stat()
+        aside.chmod(stat.S_IMODE(like.st_mode) if path.exists() else 0o640)
+        if os.geteuid() == 0:  # a file that only root may read is one that the gateway cannot
+            os.chown(aside, like.st_uid, like.st_gid)
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

@@ -13,18 +13,20 @@ from backends.dialects import openai_chat
 from backends.dialects.openai_chat import MalformedRequest
 from backends.protocol import BackendError
 from gateway.admission import Admission
+from gateway.ask import Ask
 from gateway.cache.answers import Answers
 from gateway.cache.key import Scope, key_digest
 from gateway.cache.lookup import Lookup
 from gateway.cache.question import Question
 from gateway.computation import Computation
 from gateway.dispatch import Dispatch, forwarded
-from gateway.errors import NotCached
+from gateway.errors import BudgetSpent, Limited, NotCached, Unable
 from gateway.exchange import Incoming, Served
-from gateway.sharing import TRANSIENT, Sharing
+from gateway.sharing import Sharing
 from gateway.tenant import Tenant
 from policies.cacheability import wants_variety
 from policies.controls import is_litellm_control, parse_controls
+from policies.retry import TRANSIENT
 
 
 class Pipeline:
@@ -39,10 +41,12 @@ class Pipeline:
         """The answer to a chat completion request, from the cache or a backend. Raises what `errors` has a word for."""
         started = time.perf_counter()
         sent, downgraded = await self._admission.afford(request.tenant, request.body)
-        raw, question, scope, shape = self.understood(request.headers, sent, request.query, request.tenant)
+        ask, question, scope, shape = self.understood(request.headers, sent, request.query, request.tenant)
         request.ticket = await self._admission.enter(request.tenant, question.user, question.view.model, downgraded)
         lookup = await self._answers.lookup(question)
-        flying = Computation(self._answers, self._admission, request, question, lookup, raw, scope, shape, started)
+        flying = Computation(
+            self._answers, self._admission, request.ticket, ask, question, lookup, scope, shape, started
+        )
         if lookup.entry is not None:
             if (served := flying.replayed(lookup)) is not None:
                 self._admission.count_hit(request.ticket, lookup.entry)
@@ -60,8 +64,8 @@ class Pipeline:
 
     def understood(
         self, headers: dict[str, str], sent: bytes, query: str, tenant: Tenant
-    ) -> tuple[bytes, Question, Scope, bytes]:
-        """The body for the backend, what is asked, what decides the answer beside that, and the stream's options."""
+    ) -> tuple[Ask, Question, Scope, bytes]:
+        """The request for a backend, what is asked, what decides the answer beside that, and the stream's options."""
         rules = tenant.policy.rules
         body, raw = tenant.policy.templates.applied(openai_chat.parse(sent), sent, headers)
         controls = parse_controls(headers, body.get("cache"))
@@ -69,21 +73,24 @@ class Pipeline:
         if ours:
             body = {name: value for name, value in body.items() if name != "cache"}
         view = openai_chat.view(body)
-        target = self._dispatch.identity(view.model, tenant)
+        fields = view.scope_fields
+        ask = Ask("/chat/completions", query, headers, raw, view.model, tenant, fields, view.question)
+        target = self._dispatch.identity(ask)
         user = tenant.user(headers, body)
         apart = user if rules.per_user else ""
         scope = Scope(view, tenant.name, target, forwarded(headers), query, controls.namespace, apart)
         try:
             digest = scope.digest()
             options = orjson.dumps(body.get("stream_options"), option=orjson.OPT_SORT_KEYS)
-            raw = orjson.dumps(body) if ours else raw
+            if ours:
+                ask.body = orjson.dumps(body)
         except (TypeError, RecursionError) as error:  # more than 254 levels: nothing that a model was ever asked
             raise MalformedRequest("the body is nested too deeply") from error
         key = key_digest(digest, view.question)
         if wants_variety(view, rules):
             key = key_digest(digest, view.question, self._answers.turn(key, rules.buckets))
         redacted = self._dispatch.redaction(tenant)
-        return raw, Question(key, digest, tenant.name, view, controls, rules, user, redacted), scope, options
+        return ask, Question(key, digest, tenant.name, view, controls, rules, user, redacted), scope, options
 
     async def close(self) -> None:
         """Let the refreshing of stale answers go."""
@@ -137,7 +144,7 @@ class Pipeline:
                 async with aclosing(served.chunks) as chunks:
                     async for _ in chunks:
                         pass
-            except BackendError:
+            except (BackendError, Limited, BudgetSpent, Unable):
                 pass  # the stale answer goes on serving for as long as it may
             except Exception:
                 self._answers.fault("revalidate")

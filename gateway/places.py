@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from backends.protocol import Server
 from gateway.metrics import Metrics
 from policies.breaker import Breaker, BreakerConfig, Pass
 from policies.retry import RetryBudget
 
 log = logging.getLogger("hitherto.places")
 
+MAX_PACE = 60.0
 _STATES = {"closed": 0, "half-open": 1, "open": 2}
 
 
@@ -20,15 +22,18 @@ _STATES = {"closed": 0, "half-open": 1, "open": 2}
 class Place:
     """One place. `breaker` None: it is always asked."""
 
-    name: str
+    server: Server
     breaker: Breaker | None
     told: Callable[[Place, str], None]
     retries: RetryBudget = field(default_factory=RetryBudget)
-    in_flight: int = 0
     pace: float | None = None
     """Seconds to the first byte, smoothed; None before the first."""
     failure: str = ""
     """The last one."""
+
+    @property
+    def name(self) -> str:
+        return self.server.name
 
     def ask(self) -> Pass | None:
         """Permission for a request; tell what became of it with `succeeded`, `failed` or `dropped`."""
@@ -39,13 +44,14 @@ class Place:
         self._tell(before)
         return permission
 
-    def succeeded(self, permission: Pass, seconds: float, stream: bool) -> None:
-        """The first byte came after so long."""
-        self.pace = seconds if self.pace is None else 0.8 * self.pace + 0.2 * seconds
+    def succeeded(self, permission: Pass, seconds: float | None, stream: bool) -> None:
+        """It answered, the first byte after so long; None: that it will not, for what is no fault of its own."""
+        if seconds is not None:
+            self.pace = seconds if self.pace is None else 0.8 * self.pace + 0.2 * seconds
         if self.breaker is None:
             return
         before, slow = self.breaker.state, self.breaker.config.slow
-        if stream and slow is not None and seconds > slow:
+        if stream and slow is not None and seconds is not None and seconds > slow:
             self.failure = f"the first byte took {seconds:.1f} s"
             self.breaker.failed(time.monotonic(), permission)
         else:
@@ -55,6 +61,7 @@ class Place:
     def failed(self, permission: Pass, why: str) -> None:
         """It is to blame for a failure."""
         self.failure = why
+        self.pace = min(MAX_PACE, max(1.0, 2 * (self.pace or 0.5)))  # failing fast is not being fast
         if self.breaker is not None:
             before = self.breaker.state
             self.breaker.failed(time.monotonic(), permission)
@@ -72,7 +79,7 @@ class Place:
     @property
     def expected(self) -> float:
         """Seconds to the first byte, by what was seen and by what waits there now."""
-        return (self.pace or 0.0) * (self.in_flight + 1)
+        return (self.pace or 0.0) * (self.server.in_flight + 1)
 
     def _tell(self, before: str) -> None:
         if self.breaker is not None and self.breaker.state != before:
@@ -87,12 +94,13 @@ class Places:
         self._breakers, self._metrics = breakers, metrics
         self._known: dict[str, Place] = {}
 
-    def at(self, backend: str, name: str) -> Place:
-        """The place `name` of a backend."""
+    def at(self, backend: str, server: Server) -> Place:
+        """What is known of one of a backend's servers."""
+        name = server.name
         place = self._known.get(name)
         if place is None:
             config = self._breakers.get(backend)
-            place = Place(name, Breaker(config) if config is not None else None, self._told)
+            place = Place(server, Breaker(config) if config is not None else None, self._told)
             self._known[name] = place
             self._metrics.breaker_state.labels(name).set(0)
         return place
@@ -104,7 +112,7 @@ class Places:
                 "place": place.name,
                 "state": place.breaker.state if place.breaker is not None else "none",
                 "opens_again_in": round(place.wait(), 1),
-                "in_flight": place.in_flight,
+                "in_flight": place.server.in_flight,
                 "first_byte_seconds": None if place.pace is None else round(place.pace, 4),
                 "last_failure": place.failure,
             }

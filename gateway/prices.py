@@ -48,6 +48,7 @@ class Prices:
             output_tokens=usage.completion,
             cache_read_tokens=cached,
             cache_write_tokens=written,
+            cache_write_1h_tokens=min(max(0, usage.written_hour), written),
         )
         try:
             found = genai_prices.calc_price(asked, model, provider_api_url=url)

@@ -113,8 +113,11 @@ class _Remembering:
 
     async def end(self) -> None:
         """Settle what it took, and let the backend go."""
-        self._dispatched.settle(self._served.answer.usage if self._served.answer is not None else None, self._passed)
-        await self._dispatched.reply.close()
+        used = self._served.answer.usage if self._served.answer is not None else None
+        try:
+            self._dispatched.settle(used, self._passed)
+        finally:
+            await self._dispatched.reply.close()
 
     def _remember(self, copy: bytes) -> None:
         served, stream = self._served, self._stream

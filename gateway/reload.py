@@ -12,9 +12,10 @@ from pathlib import Path
 
 from watchfiles import awatch
 
+from gateway.config import Settings
 from gateway.metrics import Metrics
 from gateway.settings_file import ConfigError
-from gateway.tenants import File, Surroundings, Tenants, differences, files_in, load, load_file, mark_of
+from gateway.tenants import File, Tenants, differences, files_in, load, load_file, mark_of
 
 log = logging.getLogger("hitherto.tenants")
 
@@ -25,11 +26,16 @@ LOOK_SECONDS = 10.0
 class Registry:
     """The tenants that hold now. `tenants` is replaced as a whole; `wrong` tells what is not in force, by file."""
 
-    def __init__(self, folder: Path, around: Surroundings, metrics: Metrics) -> None:
-        """Raises `ConfigError`: what is broken at the start was never good."""
-        self._folder, self._around, self._metrics = folder, around, metrics
-        self.tenants = load(folder, around)
+    def __init__(self, settings: Settings, metrics: Metrics, patient: bool = False) -> None:
+        """Raises `ConfigError`: what is broken at the start was never good. `patient`: this process takes the place of
+        one that has ended, and starts with what is right."""
+        assert settings.tenants is not None
+        self._folder, self._around, self._metrics = settings.tenants, settings.surroundings(), metrics
+        self.tenants = Tenants([]) if patient else load(self._folder, self._around)
         self.wrong: dict[str, str] = {}
+        if patient:
+            fresh, self.wrong, _ = self._read()
+            self.tenants = fresh or self.tenants
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -66,10 +72,18 @@ class Registry:
             return None, {str(self._folder): str(error)}, []
         wrong: dict[str, str] = {}
         files = [file for path in paths if (file := self._file(path, before.files.get(path), wrong)) is not None]
-        fresh, files = self._together(files, before, wrong)
-        if fresh is None:
-            return None, wrong, []
-        return fresh, wrong, _changes(before, fresh)
+        # Of several that claim the same name or key, the one that has it keeps it.
+        files.sort(key=lambda file: before.files.get(file.path) is not file)
+        while True:
+            try:
+                fresh = Tenants(files)
+                return fresh, wrong, _changes(before, fresh)
+            except ConfigError as error:
+                bad = next(file for file in files if str(error).startswith(f"{file.path}: "))
+                wrong[str(bad.path)] = str(error)
+                files.remove(bad)
+                if (old := before.files.get(bad.path)) is not None and old is not bad:
+                    files.insert(0, old)
 
     def _file(self, path: Path, old: File | None, wrong: dict[str, str]) -> File | None:
         if old is not None and old.mark == mark_of((path, *old.beside)):
@@ -78,24 +92,10 @@ class Registry:
             return load_file(path, self._around)
         except ConfigError as error:
             wrong[str(path)] = str(error)
-            return old
-
-    def _together(self, files: list[File], before: Tenants, wrong: dict[str, str]) -> tuple[Tenants | None, list[File]]:
-        """The set of these files. Of those that claim what another one has, the newcomer waits."""
-        while True:
-            try:
-                return Tenants(files), files
-            except ConfigError as error:
-                claims = str(error)
-                bad = next((file for file in files if claims.startswith(f"{file.path}:")), None)
-                if bad is None:
-                    wrong[str(self._folder)] = claims
-                    return None, files
-                wrong[str(bad.path)] = claims
-                old = before.files.get(bad.path)
-                files = [file for file in files if file is not bad]
-                if old is not None and old is not bad:
-                    files.append(old)
+        except Exception as error:  # one file must not stop the others
+            log.exception("%s cannot be read", path)
+            wrong[str(path)] = f"{path}: {type(error).__name__}: {error}"
+        return old
 
     async def _follow(self) -> None:
         async for _ in _looks(self._folder):

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ValidationError
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's loader where it is there: ten times as fast, which counts with thousands of tenants."""
 
+_KEY_MOST = 32
+"""A longer one is shown by its beginning: somebody may have pasted a secret in a key's place."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -38,7 +40,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
     """The mapping that a file's text holds. Raises `ConfigError`."""
     try:
         values = yaml.load(text, Loader=_Unique) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # an impossible date, an unhashable key …
         raise ConfigError(f"{source}: not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{source}: the file must be a mapping of settings")
@@ -74,6 +76,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def _explain(source: str, node: yaml.Node | None, item: Any, model: type[BaseModel]) -> str:
     path = [str(part) for part in item["loc"]]
     line, keys = _locate(node, path)
+    keys = [part if len(part) <= _KEY_MOST else f"{part[:8]}…" for part in keys]
     where = f"{source}:{line}" if line else source
     message = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
@@ -82,7 +85,7 @@ def _explain(source: str, node: yaml.Node | None, item: Any, model: type[BaseMod
         message += nearest(
             item["input"], str(item["ctx"]["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
         )
-    return f"{where}: {'.'.join(keys or path)}: {message}" if path else f"{where}: {message}"
+    return f"{where}: {'.'.join(keys or path[:1])}: {message}" if path else f"{where}: {message}"
 
 
 def _locate(node: yaml.Node | None, path: list[str]) -> tuple[int, list[str]]:

@@ -10,12 +10,11 @@ from gateway.cache.answers import Answers
 from gateway.cache.lease import PATIENCE, Leases
 from gateway.cache.lookup import Lookup
 from gateway.computation import Computation
+from gateway.errors import BudgetSpent, Limited
 from gateway.exchange import Served
 from gateway.flights import Flights, Key
 from gateway.relay import following
-
-TRANSIENT = frozenset({408, 429, 500, 502, 503, 504, 529})
-"""Statuses that another try may not meet again."""
+from policies.retry import TRANSIENT
 
 
 class Sharing:
@@ -54,6 +53,8 @@ class Sharing:
                     raise
                 again = False
                 continue
+            except (Limited, BudgetSpent):  # the leader's own matter
+                return flying.served(await flying.open())
             if leader.status < 400 or (not again and leader.status in TRANSIENT):
                 self._answers.metrics.flights.labels("follower").inc()
                 served = following(leader, flying.started, reason)

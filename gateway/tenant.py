@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,6 +15,9 @@ from policies.cacheability import CacheRules
 from policies.rate_limit import Limit, Limits, Rates
 from policies.redaction import Redaction
 from policies.routing import Route
+
+_NAME_MOST = 64
+"""Longer names of users are remembered by their hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,13 @@ class Tenant:
     def user(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
         """The end user that a request is for; empty if it does not say."""
         source = self.policy.user_from
-        value = body.get("user") if source == "body" else headers.get(source.removeprefix("header:").lower())
-        return value if isinstance(value, str) else ""
+        if source != "body":
+            value: Any = headers.get(source.removeprefix("header:").lower())
+        elif (value := body.get("user")) is None and isinstance(about := body.get("metadata"), dict):
+            value = about.get("user_id")  # Anthropic's word
+        if not isinstance(value, str) or len(value) <= _NAME_MOST:
+            return value if isinstance(value, str) else ""
+        return hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
     def limits(self, user: str, model: str) -> list[Limit]:
         """Every limit that a request meets."""

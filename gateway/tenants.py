@@ -97,7 +97,7 @@ class TenantConfig(Section):
     prompt_cache: PromptCacheConfig | None = None
     """`off`, `report`, `on`, or a mapping (below); in place of the gateway's."""
     redact: Redaction | None = None
-    """As a whole in place of the gateway's `redact:`."""
+    """Besides what the gateway's `redact:` asks for."""
     user_from: str | None = Field(default=None, pattern=r"^(body|header:[A-Za-z0-9-]+)$")
     """Where the end user's name stands: `body` (the field `user`) or `header:NAME`."""
 
@@ -132,11 +132,14 @@ class TenantConfig(Section):
         """What holds for this tenant."""
         cache = around.cache if self.cache is None else overlaid(around.cache, self.cache)
         limits, budget = self.limits or around.limits, self.budget or around.budget
-        redaction = self.redact or around.redact
+        redaction = around.redact if self.redact is None else around.redact.and_also(self.redact)
+        models = self.models
+        if budget is not None and isinstance(budget.when_spent, Downgrade) and models != ("*",):
+            models = (*models, budget.when_spent.downgrade)
         return Policy(
             # Without the text of a stored question nothing can be compared with it but for being the same.
             rules=cache.rules() if redaction.text else replace(cache.rules(), semantic=False),
-            models=self.models,
+            models=models,
             routes=resolve(self.routes, around.routes),
             limits=limits,
             budget=budget,
@@ -213,11 +216,13 @@ def files_in(folder: Path) -> list[Path]:
 
 def load_file(path: Path, around: Surroundings, text: str | None = None) -> File:
     """One tenant. Raises `ConfigError`."""
+    before = mark_of((path,))  # before it is read: what is written meanwhile is another mark
     text = read(path) if text is None else text
     values, beside = with_files_beside(path, parse(text, str(path)))
+    mark = (*before, *mark_of(beside))
     config = validated(TenantConfig, values, str(path), text, around=around)
     tenant = Tenant(config.tenant, policy=config.policy(around))
-    return File(path, tuple(beside), mark_of((path, *beside)), config, tenant)
+    return File(path, tuple(beside), mark, config, tenant)
 
 
 def mark_of(paths: Iterable[Path]) -> tuple[object, ...]:

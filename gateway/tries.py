@@ -26,23 +26,23 @@ _TOO_LONG = (b"context_length_exceeded", b"maximum context length", b"prompt is 
 
 
 class Begun:
-    """A response whose first byte has come; a `Reply`. It keeps its place's books until it is closed."""
+    """A response whose first byte has come; a `Reply`."""
 
-    def __init__(self, reply: Reply, place: Place, permission: Pass, deadline: float | None) -> None:
+    def __init__(self, reply: Reply, place: Place, permission: Pass, deadline: float | None, stream: bool) -> None:
+        """`stream`: a stream was asked for."""
         self.status, self.headers = reply.status, reply.headers
         self._reply, self._place, self._permission, self._deadline = reply, place, permission, deadline
         self._source = reply.chunks()
         self._first: list[bytes] = []
         self._whole = False
-        self._closed = False
-
-    @property
-    def is_stream(self) -> bool:
-        return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in self.headers)
+        kind = next((value for name, value in reply.headers if name == b"content-type"), b"")
+        self.is_stream = kind.startswith(b"text/event-stream") or (stream and self.status < 400)
+        # What is no JSON (speech, pictures) is as good in pieces, and may be long.
+        self._in_pieces = self.is_stream or (self.status < 400 and b"json" not in kind)
 
     async def begin(self) -> None:
         """Wait for the first piece of a stream, or for the whole of anything else: until then nothing was passed on."""
-        most = 1 if self.is_stream else _ERROR_LIMIT if self.status >= 400 else COPY_LIMIT
+        most = 1 if self._in_pieces else _ERROR_LIMIT if self.status >= 400 else COPY_LIMIT
         size = 0
         async for chunk in self._source:
             self._first.append(chunk)
@@ -54,6 +54,11 @@ class Begun:
     def says_too_long(self) -> bool:
         """Whether an error says that the request does not fit the model."""
         return self.status in (400, 413) and any(word in b"".join(self._first) for word in _TOO_LONG)
+
+    def begins_with_an_error(self) -> bool:
+        """Whether a stream that began with 200 says first of all that nothing will come."""
+        first = self._first[0].lstrip() if self.is_stream and self._first else b""
+        return first.startswith((b"event: error", b"event:error", b'data: {"error"', b'data:{"error"'))
 
     async def chunks(self) -> AsyncIterator[bytes]:
         while self._first:
@@ -78,9 +83,6 @@ class Begun:
             raise
 
     async def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._place.in_flight -= 1
         await self._reply.close()
 
 
@@ -105,57 +107,64 @@ class Outcome:
 
 
 async def attempt(
-    server: Server, place: Place, permission: Pass, call: Call, limit: float | None, deadline: float | None, ours: bool
+    server: Server,
+    place: Place,
+    permission: Pass,
+    call: Call,
+    limit: float | None,
+    deadline: float | None,
+    ours: bool,
+    stream: bool,
 ) -> Outcome:
     """One try: `limit` seconds for its first byte, `deadline` (of the event loop's clock) for its last.
 
-    `ours`: the credential is the gateway's own, so that a refusal of it is the backend's matter.
+    `ours`: the credential is the gateway's own, so that a refusal of it is the backend's matter. `permission` is told
+    exactly one outcome.
     """
-    began, told, reply = time.monotonic(), False, None
-    place.in_flight += 1
+    began, reply, told = time.monotonic(), None, False
+    left = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
     try:
-        async with asyncio.timeout(limit):
-            answer = await server.open(call)
-            reply = Begun(answer, place, permission, deadline)
+        async with asyncio.timeout(left if limit is None else limit if left is None else min(limit, left)):
+            reply = Begun(await server.open(call), place, permission, deadline, stream)
             await reply.begin()
-        kind = kind_of(reply.status, ours)
-        if kind == "final" and reply.says_too_long():
-            kind = "too-long"
-        if kind == "broken" and reply.status == 503 and server.kind == "engine":
-            kind = "limited"  # its queue is full: it works as hard as it can
-        if blames(kind, ours) and not (kind == "limited" and server.kind == "engine"):
+        kind = _kind(reply, server, ours)
+        if kind in ("", "too-long", "final"):
+            place.succeeded(permission, None if kind else time.monotonic() - began, reply.is_stream)
+            told = True
+        elif blames(kind, ours) and not (kind == "limited" and server.kind == "engine"):
             place.failed(permission, f"answered {reply.status}")
-        elif kind in ("", "too-long", "final"):
-            place.succeeded(permission, time.monotonic() - began, reply.is_stream)
-        else:
-            place.dropped(permission)
-        told = True
-        return Outcome(kind, reply, wait=retry_after(dict(reply.headers), time.time()) if kind else None)
+            told = True
+        outcome = Outcome(kind, reply, wait=retry_after(dict(reply.headers), time.time()) if kind else None)
+        reply = None  # it is the outcome's now
+        return outcome
     except TimeoutError:
+        if limit is None or (left is not None and left < limit):  # others have used the time up
+            return Outcome("timeout", error=BackendTimeout(server.name, "all tries together took too long"))
         place.failed(permission, f"no first byte within {limit:g} s")
         told = True
-        await _close(reply, place)
         return Outcome("timeout", error=BackendTimeout(server.name, f"no first byte within {limit:g} s"))
     except BackendError as error:
-        if isinstance(error, BackendStarting):
-            place.dropped(permission)
-        else:
+        if not isinstance(error, BackendStarting):
             place.failed(permission, error.detail)
-        told = True
-        await _close(reply, place)
-        kind = "timeout" if isinstance(error, BackendTimeout) else "unreachable"
-        if isinstance(error, BackendInterrupted):
-            kind = "broken"
-        return Outcome(kind, error=error, wait=error.retry_after)
-    except BaseException:  # the client has left, or another try was faster
+            told = True
+        return Outcome(_kind_of_error(error), error=error, wait=error.retry_after)
+    finally:  # the client may have left, or another try was faster
         if not told:
             place.dropped(permission)
-        await _close(reply, place)
-        raise
+        if reply is not None:
+            await reply.close()
 
 
-async def _close(reply: Begun | None, place: Place) -> None:
-    if reply is None:
-        place.in_flight -= 1
-    else:
-        await reply.close()
+def _kind(reply: Begun, server: Server, ours: bool) -> Kind:
+    kind = kind_of(reply.status, ours)
+    if kind == "final" and reply.says_too_long():
+        return "too-long"
+    if kind == "broken" and reply.status == 503 and server.kind == "engine":
+        return "limited"  # its queue is full: it works as hard as it can
+    return "broken" if not kind and reply.begins_with_an_error() else kind
+
+
+def _kind_of_error(error: BackendError) -> Kind:
+    if isinstance(error, BackendTimeout):
+        return "timeout"
+    return "broken" if isinstance(error, BackendInterrupted) else "unreachable"

@@ -60,7 +60,6 @@ class Breaker:
     config: BreakerConfig
     state: State = "closed"
     era: int = 0
-    since: float = 0.0
     _until: float = 0.0
     _pauses: int = 1
     _row: int = 0
@@ -118,7 +117,7 @@ class Breaker:
             self._open(now)
 
     def dropped(self, permission: Pass) -> None:
-        """A request ended without telling anything: its client left, or it was the client's mistake."""
+        """A request ended without telling anything: its client left, say."""
         if permission.era == self.era and permission.probe:
             self._probing -= 1
 
@@ -127,7 +126,7 @@ class Breaker:
         self._become("open", now)
 
     def _become(self, state: State, now: float) -> None:
-        self.state, self.since = state, now
+        self.state = state
         self.era += 1
         self._row = self._probing = self._proven = 0
         self._slots.clear()

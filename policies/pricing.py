@@ -52,17 +52,19 @@ class Price(Section):
     cached: Rate | None = None
     """Prompt tokens that a provider read from its cache; without it as `input`."""
     written: Rate | None = None
-    """Prompt tokens that a provider wrote to its cache; without it as `input`."""
+    """Prompt tokens that a provider wrote to its cache; without it as `input`. For an hour: twice `input`."""
 
 
 def cost(usage: Usage, price: Price) -> Decimal:
     """What an answer cost, rounded to the billionth of a dollar."""
     cached = max(0, min(usage.cached or 0, usage.prompt))
     written = max(0, min(usage.written or 0, usage.prompt - cached))
+    hour = max(0, min(usage.written_hour, written))
     total = (
         (usage.prompt - cached - written) * price.input
         + cached * (price.input if price.cached is None else price.cached)
-        + written * (price.input if price.written is None else price.written)
+        + (written - hour) * (price.input if price.written is None else price.written)
+        + hour * (price.input if price.written is None else 2 * price.input)
         + usage.completion * price.output
     )
     return rounded(total)

@@ -20,7 +20,11 @@ from backends.protocol import Duration, Section
 Kind = Literal["unreachable", "timeout", "limited", "refused", "broken", "too-long", "final", ""]
 """What became of a try. "": it was answered; "final": it failed, and would anywhere else."""
 
-_BROKEN = frozenset({500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
+TRANSIENT = frozenset({408, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
+"""Statuses that another try may not meet again."""
+_BROKEN = TRANSIENT - {408, 429}
+RANK: Mapping[str, int] = {"refused": 0, "too-long": 1, "unreachable": 2, "timeout": 3, "broken": 4, "limited": 5}
+"""Of several failures of a request the one that tells its client most of when to come back."""
 BASE, CAP = 0.25, 8.0
 """Of the pauses between rounds, in seconds."""
 SHARE, SPARE = 0.2, 10.0

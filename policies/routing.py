@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from backends.protocol import View
 from policies.hedging import HedgeConfig
 from policies.retry import RetryConfig
 
@@ -43,11 +42,19 @@ class Route:
     hedge: HedgeConfig | None = None
     first_byte: float | None = None
     total: float | None = None
+    is_choosy: bool = field(init=False)
+    """Whether there are requests that not all targets can answer."""
 
-    @property
-    def equals(self) -> tuple[Target, ...]:
-        """Those that may be asked first: any of them gives *the* answer."""
-        return tuple(target for target in self.targets if target.weight is not None) or self.targets[:1]
+    def __post_init__(self) -> None:
+        choosy = any(target.lacks or target.context is not None for target in self.targets)
+        object.__setattr__(self, "is_choosy", choosy)
+
+
+def equals(targets: Sequence[Target]) -> Sequence[Target]:
+    """Those that may be asked first: any of them gives *the* answer."""
+    return (
+        [target for target in targets if target.weight] or [one for one in targets if one.weight is None][:1] or targets
+    )
 
 
 def match(name: str, table: Iterable[str]) -> str | None:
@@ -64,44 +71,51 @@ def allows(patterns: Iterable[str], name: str) -> bool:
     return any(pattern == name or ("*" in pattern and fnmatchcase(name, pattern)) for pattern in patterns)
 
 
-def needs(view: View) -> frozenset[Capability]:
-    """What a target must be able to do to answer a request."""
-    fields, found = view.scope_fields, set[Capability]()
+def needs(fields: Mapping[str, Any]) -> frozenset[Capability]:
+    """What a target must be able to do to answer a request with these fields, of chat completions or messages."""
+    found = set[Capability]()
     if fields.get("tools") or fields.get("functions"):
         found.add("tools")
     form = fields.get("response_format")
     if isinstance(form, dict) and form.get("type") == "json_schema":
         found.add("json-schema")
-    if view.wants_logprobs:
+    if fields.get("logprobs") is True:
         found.add("logprobs")
-    if view.choices != 1:
+    if fields.get("n") not in (None, 1):
         found.add("several-choices")
     modalities = fields.get("modalities")
     if isinstance(modalities, list) and "audio" in modalities:
         found.add("audio")
-    for message in fields.get("messages") or ():
+    messages = fields.get("messages")
+    for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, dict) else None
-            if kind in _PARTS:
+            if isinstance(kind, str) and kind in _PARTS:
                 found.add(_PARTS[kind])
     return frozenset(found)
 
 
-_PARTS: Mapping[Any, Capability] = {"image_url": "images", "input_audio": "audio", "file": "files"}
+_PARTS: Mapping[str, Capability] = {
+    "image_url": "images",
+    "image": "images",
+    "input_audio": "audio",
+    "file": "files",
+    "document": "files",
+}
 
 
 def able(targets: Sequence[Target], wanted: frozenset[Capability], tokens: int) -> tuple[list[Target], str]:
-    """The targets that can answer a request of about so many tokens, and why the others cannot."""
-    found, why = [], []
-    for target in targets:
-        if missing := wanted & target.lacks:
-            why.append(f"{target.backend} has no {', '.join(sorted(missing))}")
-        elif target.context is not None and tokens > target.context:
-            why.append(f"{target.backend} takes {target.context} tokens, and these are about {tokens}")
-        else:
-            found.append(target)
-    return found, "; ".join(why)
+    """The targets that can answer a request of about so many tokens, and why there are none.
+
+    The number is an estimate: where it is too large for all, the roomiest may say for itself.
+    """
+    capable = [target for target in targets if not wanted & target.lacks]
+    roomy = [target for target in capable if target.context is None or tokens <= target.context]
+    if capable:
+        return roomy or [max(capable, key=lambda target: target.context or 0)], ""
+    why = (f"{target.backend} has no {', '.join(sorted(wanted & target.lacks))}" for target in targets)
+    return [], "; ".join(why)
 
 
 def in_order(
@@ -109,20 +123,20 @@ def in_order(
 ) -> list[Target]:
     """The equals in the order of choice, then the fallbacks. `pace`: expected seconds to the first byte by backend,
     load included; who is not in there was not measured yet, and comes first."""
-    equals = [target for target in targets if target.weight]
+    first = [target for target in targets if target.weight]
     drained = [target for target in targets if target.weight == 0]
     rest = [target for target in targets if target.weight is None]
-    if len(equals) > 1:
+    if len(first) > 1:
         if choose == "fastest":
             # Of two at random the faster one: the best one by a stale measure would get everything at once
             # (M. Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
-            pair = sorted(draw.sample(equals, 2), key=lambda target: pace.get(target.backend, 0.0))
-            equals = [*pair, *(target for target in equals if target not in pair)]
+            pair = sorted(draw.sample(first, 2), key=lambda target: pace.get(target.backend, 0.0))
+            first = [*pair, *(target for target in first if target not in pair)]
         elif choose == "weighted":
-            equals.sort(key=lambda target: -math.log(1.0 - draw.random()) / (target.weight or 1.0))
+            first.sort(key=lambda target: -math.log(1.0 - draw.random()) / (target.weight or 1.0))
         else:
-            equals.sort(key=lambda target: _distance(conversation, target))
-    return [*equals, *rest, *drained]
+            first.sort(key=lambda target: _distance(conversation, target))
+    return [*first, *rest, *drained]
 
 
 def _distance(conversation: bytes, target: Target) -> float:

@@ -86,41 +86,33 @@ def _question(message: Mapping[str, Any]) -> tuple[str | None, str, dict[str, An
     return "".join(str(text) for text in texts), "", rest
 
 
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_SPACE = b" \t\r\n"
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.S)
+_VALUE = re.compile(rb'[ \t\r\n]*:[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*")', re.S)
 
 
 def with_model(body: bytes, model: str) -> bytes:
     """The same bytes with another value for the top-level `model` (for each of them, should there be two)."""
-    out, copied, depth, position = [], 0, 0, 0
-    while position < len(body):
-        char = body[position : position + 1]
-        if char == b'"':
-            match = _STRING.match(body, position)
-            if match is None:
-                return body
-            position = match.end()
-            if depth == 1 and orjson.loads(match[0]) == "model":
-                value = _after_colon(body, position)
-                if value is not None and (old := _STRING.match(body, value)):
-                    out += [body[copied:value], orjson.dumps(model)]
-                    copied = position = old.end()
+    out, copied, depth, skip = [], 0, 0, 0
+    for found in _TOKEN.finditer(body):
+        start, end = found.span()
+        if start < skip:
             continue
-        depth += char in b"{["
-        depth -= char in b"}]"
-        position += 1
+        first = body[start]
+        if first in b"{[":
+            depth += 1
+        elif first in b"}]":
+            depth -= 1
+        elif depth == 1 and end - start <= 64 and _is_model(found[0]) and (value := _VALUE.match(body, end)):
+            out += [body[copied : value.start(1)], orjson.dumps(model)]
+            copied = skip = value.end(1)
     return b"".join([*out, body[copied:]])
 
 
-def _after_colon(body: bytes, position: int) -> int | None:
-    while position < len(body) and body[position] in _SPACE:
-        position += 1
-    if body[position : position + 1] != b":":
-        return None
-    position += 1
-    while position < len(body) and body[position] in _SPACE:
-        position += 1
-    return position
+def _is_model(name: bytes) -> bool:
+    try:
+        return name == b'"model"' or (b"\\" in name and orjson.loads(name) == "model")
+    except orjson.JSONDecodeError:
+        return False
 
 
 def answer_from_json(body: bytes) -> Answer:

@@ -7,6 +7,9 @@ from typing import Any
 
 from backends.protocol import Usage
 
+_MOST = 1 << 40
+"""More tokens than any answer has; numbers are what others say."""
+
 
 def read(usage: object) -> Usage | None:
     """OpenAI (chat and responses), Anthropic, Gemini and DeepSeek; None if it is none of them."""
@@ -14,20 +17,23 @@ def read(usage: object) -> Usage | None:
         return None
     if "promptTokenCount" in usage:
         return _gemini(usage)
-    if "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
+    gateway = "prompt_tokens" in usage  # one that adds Anthropic's fields to OpenAI's, whose prompt has them in it
+    if not gateway and ("cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage):
         return _anthropic(usage)
-    prompt, completion = (
-        _first(usage, "prompt_tokens", "input_tokens"),
-        _first(usage, "completion_tokens", "output_tokens"),
-    )
-    if prompt is None or completion is None:
+    prompt = _first(usage, "prompt_tokens", "input_tokens")
+    completion, total = _first(usage, "completion_tokens", "output_tokens"), _first(usage, "total_tokens")
+    if prompt is None or (completion is None and total is None):
         return None
+    # Embeddings tell no completion; some providers leave what was thought out of it, but not out of the total.
+    completion = max(completion or 0, (total or 0) - prompt)
     details = _mapping(usage, "prompt_tokens_details") or _mapping(usage, "input_tokens_details")
     cached = _first(details, "cached_tokens")
     if cached is None:
-        cached = _first(usage, "prompt_cache_hit_tokens")  # DeepSeek
+        cached = _first(usage, "prompt_cache_hit_tokens", "cache_read_input_tokens")  # DeepSeek; LiteLLM
     sources = {str(name): n for name, n in _mapping(details, "cached_by_tier").items() if isinstance(n, int)}
     written = _first(details, "cache_write_tokens", "cache_creation_tokens")
+    if written is None:
+        written = _first(usage, "cache_creation_input_tokens")
     return Usage(prompt, completion, cached, sources, written)
 
 
@@ -45,7 +51,8 @@ def _anthropic(usage: Mapping[str, Any]) -> Usage | None:
 def _gemini(usage: Mapping[str, Any]) -> Usage:
     """`thoughtsTokenCount` is billed as output and not in `candidatesTokenCount`."""
     completion = (_first(usage, "candidatesTokenCount") or 0) + (_first(usage, "thoughtsTokenCount") or 0)
-    return Usage(_first(usage, "promptTokenCount") or 0, completion, _first(usage, "cachedContentTokenCount") or 0)
+    prompt = (_first(usage, "promptTokenCount") or 0) + (_first(usage, "toolUsePromptTokenCount") or 0)
+    return Usage(prompt, completion, _first(usage, "cachedContentTokenCount") or 0)
 
 
 def merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,7 +64,7 @@ def _first(values: Mapping[str, Any], *names: str) -> int | None:
     for name in names:
         value = values.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
-            return value
+            return max(0, min(value, _MOST))
     return None
 
 

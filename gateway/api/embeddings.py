@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -13,9 +14,10 @@ from backends.dialects.openai_chat import MalformedRequest
 from backends.protocol import Answer, Usage
 from gateway.api.endpoint import Endpoint
 from gateway.api.passthrough import Passthrough
+from gateway.ask import Ask
 from gateway.cache import embeddings
 from gateway.cache.answers import Answers
-from gateway.dispatch import Ask, Dispatch, Dispatched, forwarded
+from gateway.dispatch import Dispatch, Dispatched, forwarded
 from gateway.errors import NotCached
 from gateway.exchange import Incoming, Served
 from policies.controls import is_litellm_control, parse_controls
@@ -35,20 +37,23 @@ class EmbeddingsEndpoint(Endpoint):
 
     async def serve(self, request: Incoming) -> Served:
         started = time.perf_counter()
+        sent, downgraded = await self.door.admission.afford(request.tenant, request.body)
         try:
-            body = orjson.loads(request.body)
+            body = orjson.loads(sent)
         except orjson.JSONDecodeError:
             body = None
         inputs = embeddings.inputs_of(body)
         if inputs is None or body is None:
             return await self._passthrough.serve(request)
+        request.body = sent
         controls = parse_controls(request.headers, body.get("cache"))
         ours = is_litellm_control(body.get("cache"))
         if ours:
             body = {name: value for name, value in body.items() if name != "cache"}
         tenant, headers = request.tenant, forwarded(request.headers)
-        target, user = self._dispatch.identity(body["model"], tenant), tenant.user(request.headers, body)
-        request.ticket = await self.door.admission.enter(tenant, user, body["model"])
+        user = tenant.user(request.headers, body)
+        target = self._dispatch.identity(self._ask(request, request.body, body))
+        request.ticket = await self.door.admission.enter(tenant, user, body["model"], downgraded)
         try:
             asked = embeddings.batch(body, inputs, tenant, user, target, headers, request.query, controls)
         except (TypeError, RecursionError) as error:
@@ -117,7 +122,7 @@ class EmbeddingsEndpoint(Endpoint):
 
     async def _asked(self, asked: embeddings.Batch, request: Incoming, raw: bytes) -> tuple[Dispatched, bytes]:
         """A backend's whole response."""
-        ask = Ask("/embeddings", request.query, request.headers, raw, asked.model, request.tenant, answers=False)
+        ask = self._ask(request, raw, asked.fields)
         dispatched = await self.door.admission.open(request.ticket, ask)
         copy = b""
         try:
@@ -126,6 +131,9 @@ class EmbeddingsEndpoint(Endpoint):
         finally:
             dispatched.settle(_usage(copy) if len(copy) <= LIMIT else None, 0)
             await dispatched.reply.close()
+
+    def _ask(self, request: Incoming, raw: bytes, fields: Mapping[str, Any]) -> Ask:
+        return Ask("/embeddings", request.query, request.headers, raw, fields["model"], request.tenant, fields)
 
     def _kept(self, asked: embeddings.Batch, places: list[int], bodies: list[bytes], backend: str) -> str:
         try:

@@ -15,11 +15,16 @@ from backends import asgi
 from gateway import errors, logs
 from gateway.admission import Admission
 from gateway.api.auth import Auth
+from gateway.errors import UnknownKey
 from gateway.exchange import Incoming, Served, Ticket
 from gateway.metrics import Metrics, RequestSeries
+from gateway.tenant import Tenant
 
 log = logging.getLogger("hitherto")
 
+_ACCOUNTS = (b"x-ratelimit-", b"anthropic-ratelimit-", b"openai-organization", b"openai-project", b"set-cookie",
+             b"anthropic-organization-id")  # fmt: skip
+"""Response headers that tell of the gateway's account at a provider, which is not its tenants' matter."""
 CLIENT_GONE = 499
 """What the metrics and the log call a request whose client left before there was an answer, as nginx does."""
 
@@ -32,8 +37,8 @@ class Door:
     admission: Admission
     metrics: Metrics
     body_limit: int
-    mask: Callable[[str], str] = str
-    """For the log."""
+    mask: Callable[[Tenant, str], str]
+    """A text as it may be logged."""
 
 
 class Endpoint(ABC):
@@ -53,12 +58,16 @@ class Endpoint(ABC):
         headers = asgi.header_map(scope)
         request_id = headers.get("x-request-id") or logs.new_id()
         try:
+            tenant = self.door.auth.tenant(headers)  # before a stranger's body takes any memory
             body = await asgi.read_body(receive, self.door.body_limit)
         except asgi.ClientGone:
             return
-        except asgi.BodyTooLarge:
-            error = asgi.BodyTooLarge(f"the request body is over {self.door.body_limit} bytes")
+        except UnknownKey as error:
             await self._refuse(error, request_id, time.perf_counter(), scope, send)
+            return
+        except asgi.BodyTooLarge:
+            too_large = asgi.BodyTooLarge(f"the request body is over {self.door.body_limit} bytes")
+            await self._refuse(too_large, request_id, time.perf_counter(), scope, send)
             return
         started = time.perf_counter()
         served: Served | None = None
@@ -68,8 +77,10 @@ class Endpoint(ABC):
         try:
             async with watch:
                 try:
-                    incoming = Incoming(scope, headers, body, self.door.auth.tenant(headers), watch)
+                    incoming = Incoming(scope, headers, body, tenant, watch)
                     served = await self.serve(incoming)
+                    if tenant.key:
+                        served.headers = [pair for pair in served.headers if not pair[0].startswith(_ACCOUNTS)]
                     if incoming.ticket is not None and incoming.ticket.states:
                         _tell_limits(served, incoming.ticket)
                     await _send(served, request_id, send)
@@ -98,14 +109,14 @@ class Endpoint(ABC):
         incoming: Incoming | None = None,
     ) -> None:
         refusal = errors.refusal(error)
-        tenant = incoming.tenant.name if incoming is not None else ""
+        tenant = incoming.tenant if incoming is not None else Tenant("")
         if refusal.status == 500:
             log.error("request %s: an unforeseen error", request_id, exc_info=error)
-        self._series(tenant, "", "", "none", refusal.status).requests.inc()
+        self._series(tenant.name, "", "", "none", refusal.status).requests.inc()
         head = [asgi.JSON, (b"x-request-id", request_id.encode("latin-1", "replace")), *refusal.headers()]
         await asgi.send_bytes(send, refusal.status, head, refusal.body_for(scope["path"]))
-        line = {"request_id": request_id, "status": refusal.status, "error": self.door.mask(refusal.message)}
-        logs.request_line({**line, "tenant": tenant, "seconds": round(time.perf_counter() - started, 6)})
+        line = {"request_id": request_id, "status": refusal.status, "error": self.door.mask(tenant, refusal.message)}
+        logs.request_line({**line, "tenant": tenant.name, "seconds": round(time.perf_counter() - started, 6)})
 
     def _account(self, served: Served, request_id: str, gone: bool) -> None:
         now = time.perf_counter()

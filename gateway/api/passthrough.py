@@ -1,37 +1,40 @@
-"""Any other `/v1/*` path: relayed as it is, metered and uncached.
+"""Any other `/v1/*` path: relayed, metered and uncached.
 
-What only computes (text completions, messages) goes to where its model runs; everything else, which may make things
-that later requests name, to the default backend. Tenants with keys of ours share the gateway's account there, so what
-lists or names such things is not for them unless their file says so.
+What only computes goes to where its model runs, if that is configured; everything else, which may make things that
+later requests name, to the default backend. Tenants with keys of ours share the gateway's account there, so what lists
+or names such things is not for them unless their file says so, and their requests must say which model they use.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
+from email.message import Message
 from typing import Any
 
 import orjson
 
 from backends.dialects import sse, usage
-from backends.dialects.openai_chat import USAGE_COMMENT
+from backends.dialects.openai_chat import USAGE_COMMENT, MalformedRequest
 from backends.protocol import Answer, Usage
 from gateway.api.endpoint import Door, Endpoint
-from gateway.dispatch import Ask, Dispatch, Dispatched
+from gateway.ask import Ask
+from gateway.dispatch import Dispatch, Dispatched
 from gateway.errors import ModelNotAllowed, NotForTenants, UnknownModel
 from gateway.exchange import COPY_LIMIT, Body, Incoming, Served
 from policies import routing
 
 BY_MODEL = frozenset({"/completions", "/embeddings"})
-"""Paths that are routed by the model that their body names."""
-BY_KNOWN_MODEL = frozenset({"/messages", "/messages/count_tokens"})
-"""The same where that model is routed; else they go to the default backend."""
+"""Paths that go nowhere but to where their model runs."""
 _COMPUTES = re.compile(
     r"/(completions|embeddings|messages(/count_tokens)?|responses(/input_tokens)?|moderations|rerank|score|classify"
     r"|tokenize|detokenize|images/(generations|edits|variations)|audio/(speech|transcriptions|translations))"
 )
-_FORM_MODEL = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n')
+"""Paths that compute, so that their model decides where they go."""
+_NO_MODEL_NEEDED = frozenset({"/moderations", "/images/generations", "/images/edits", "/images/variations"})
+_PARTS_MOST = 1000
 
 
 class Passthrough(Endpoint):
@@ -50,38 +53,38 @@ class Passthrough(Endpoint):
         scope, tenant = request.scope, request.tenant
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
         path = raw_path.decode("latin-1").partition("?")[0].removeprefix("/v1")
-        posted = scope["method"] == "POST"
-        body = _json(request.body) if posted else {}
-        model = _model(request.body, body) if posted else ""
-        self._check(request, path, model)
+        computes = scope["method"] == "POST" and _COMPUTES.fullmatch(path) is not None
+        if tenant.key:
+            self._refuse_what_is_shared(request, path, computes)
+        downgraded = False
+        if computes:
+            request.body, downgraded = await self.door.admission.afford(tenant, request.body)
+        fields = _json(request.body) if computes else {}
+        model = _model(request, fields) if computes else ""
+        if tenant.key and computes:
+            _refuse_unnamed(request, path, fields, model, tenant.policy.models)
         if not self._backend:
             raise UnknownModel(f"no backend is configured that /v1{path} could be passed on to")
-        routed = posted and model and (path in BY_MODEL or (path in BY_KNOWN_MODEL and self._knows(model, request)))
+        routed = bool(model) and (path in BY_MODEL or self._knows(model, request))
         if routed:
             self._dispatch.route(model, tenant)  # one that is not routed goes nowhere: somebody may have mistyped it
-        request.ticket = await self.door.admission.enter(tenant, tenant.user(request.headers, body), model)
+        user = tenant.user(request.headers, fields)
+        request.ticket = await self.door.admission.enter(tenant, user, model, downgraded)
         overhead = time.perf_counter() - started
         request.watch.start()
-        ask = Ask(path, request.query, request.headers, request.body, model, tenant)
+        ask = Ask(path, request.query, request.headers, request.body, model, tenant, fields)
         relay = None if routed else (self._backend, scope["method"])
-        served = _served(await self.door.admission.open(request.ticket, ask, relay), told=bool(model))
+        served = _served(await self.door.admission.open(request.ticket, ask, relay), told=computes)
         served.tenant, served.started, served.overhead = tenant.name, started, overhead
         served.model = model if routed else ""
         return served
 
-    def _check(self, request: Incoming, path: str, model: str) -> None:
-        """Raise `NotForTenants` or `ModelNotAllowed` for what a tenant may not do."""
-        tenant = request.tenant
-        if not tenant.key:
-            return
-        computes = request.scope["method"] == "POST" and _COMPUTES.fullmatch(path)
-        if not computes and tenant.policy.relay != "all":
+    def _refuse_what_is_shared(self, request: Incoming, path: str, computes: bool) -> None:
+        if not computes and request.tenant.policy.relay != "all":
             raise NotForTenants(
                 f"{request.scope['method']} /v1{path} could reach what other tenants keep at the provider; it is "
                 "passed on only for a tenant whose file says relay: all"
             )
-        if model and tenant.policy.models != ("*",) and not routing.allows(tenant.policy.models, model):
-            raise ModelNotAllowed(f"the model {model!r} is not one of yours; GET /v1/models lists those")
 
     def _knows(self, model: str, request: Incoming) -> bool:
         try:
@@ -89,6 +92,20 @@ class Passthrough(Endpoint):
         except UnknownModel:
             return False
         return True
+
+
+def _refuse_unnamed(
+    request: Incoming, path: str, fields: Mapping[str, Any], model: str, allowed: tuple[str, ...]
+) -> None:
+    """A tenant's body must be readable here: what cannot be read cannot be limited, charged or allowed."""
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise MalformedRequest("a compressed body cannot be read here; send it plain")
+    if not fields and not _is_form(request):
+        raise MalformedRequest("the body must be a JSON object or a form")
+    if not model and (path not in _NO_MODEL_NEEDED or allowed != ("*",)):
+        raise MalformedRequest("model must be a string, once", "model")
+    if model and allowed != ("*",) and not routing.allows(allowed, model):
+        raise ModelNotAllowed(f"the model {model!r} is not one of yours; GET /v1/models lists those")
 
 
 def _served(dispatched: Dispatched, told: bool) -> Served:
@@ -113,7 +130,7 @@ class _Passing:
         self._size = 0
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        copy, kept = bytearray(), self._told
+        copy, kept, whole = bytearray(), self._told, False
         try:
             async for chunk in self._dispatched.reply.chunks():
                 self._size += len(chunk)
@@ -121,16 +138,21 @@ class _Passing:
                 if kept:
                     copy += chunk
                 yield chunk
+            whole = True
         finally:
             used = usage_in(bytes(copy)) if kept else None
+            if used is not None and not whole:  # what a stream says of its answer at its beginning is not the end of it
+                used = replace(used, completion=max(used.completion, self._size // 200))
             self._served.answer = Answer({}, (), used) if used is not None else None
             await self.end()
 
     async def end(self) -> None:
         """Settle what it took, and let the backend go."""
         used = self._served.answer.usage if self._served.answer is not None else None
-        self._dispatched.settle(used, self._size if self._told else 0)
-        await self._dispatched.reply.close()
+        try:
+            self._dispatched.settle(used, self._size if self._told else 0)
+        finally:
+            await self._dispatched.reply.close()
 
 
 def _json(body: bytes) -> dict[str, Any]:
@@ -141,13 +163,39 @@ def _json(body: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _model(raw: bytes, body: dict[str, Any]) -> str:
-    """The model that a JSON body or a form names; empty if there is none."""
-    model = body.get("model")
-    if isinstance(model, str):
-        return model
-    found = _FORM_MODEL.search(raw) if not body else None
-    return found[1].decode("utf-8", "replace") if found is not None else ""
+def _is_form(request: Incoming) -> bool:
+    return request.headers.get("content-type", "").lower().startswith("multipart/form-data")
+
+
+def _model(request: Incoming, fields: Mapping[str, Any]) -> str:
+    """The model that a JSON body or a form names; empty if there is none, or more than one."""
+    if fields or not _is_form(request):
+        model = fields.get("model")
+        return model if isinstance(model, str) else ""
+    found = _form_values(request.body, request.headers["content-type"], "model")
+    return found[0] if len(found) == 1 else ""
+
+
+def _form_values(body: bytes, content_type: str, name: str) -> list[str]:
+    """The values of a form's field (RFC 7578)."""
+    head = Message()
+    head["content-type"] = content_type
+    boundary = head.get_param("boundary")
+    if not isinstance(boundary, str) or not boundary:
+        return []
+    values = []
+    for part in body.split(b"--" + boundary.encode("latin-1", "replace"), _PARTS_MOST)[1:]:
+        headers, separator, value = part.partition(b"\r\n\r\n")
+        if not separator or len(headers) > 4096:
+            continue
+        about = Message()
+        for line in headers.decode("latin-1").split("\r\n"):
+            key, _, text = line.partition(":")
+            if key.strip().lower() == "content-disposition":
+                about["content-disposition"] = text.strip()
+        if about.get_param("name", header="content-disposition") == name:
+            values.append(value.removesuffix(b"\r\n").decode("utf-8", "replace"))
+    return values
 
 
 def usage_in(body: bytes) -> Usage | None:
@@ -156,7 +204,7 @@ def usage_in(body: bytes) -> Usage | None:
         return usage.read(_told(_json(body)))
     told: dict[str, Any] = {}
     for text in sse.data_fields(body + b"\n\n"):
-        if b'"usage"' in text:
+        if b'"usage' in text:
             told = usage.merged(told, _told(_json(text)))
     for line in sse.comments(body):
         if line.startswith(USAGE_COMMENT):
@@ -167,7 +215,8 @@ def usage_in(body: bytes) -> Usage | None:
 def _told(value: dict[str, Any]) -> dict[str, Any]:
     """The usage of an answer or an event: at the top, or in the message or response that it carries."""
     for holder in (value, value.get("message"), value.get("response")):
-        found = holder.get("usage") if isinstance(holder, dict) else None
-        if isinstance(found, dict):
-            return found
+        for name in ("usage", "usageMetadata"):
+            found = holder.get(name) if isinstance(holder, dict) else None
+            if isinstance(found, dict):
+                return found
     return {}

@@ -186,6 +186,15 @@ class AnswerStore(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """When, by the clock of where it is counted, and where something was taken: it is given back there."""
+
+    at: float
+    here: bool = True
+    """Whether this process counts it by itself."""
+
+
 class CounterStore(Protocol):
     """Rate limits and money that several requests, and perhaps several gateways, share.
 
@@ -200,15 +209,15 @@ class CounterStore(Protocol):
 
     async def close(self) -> None: ...
 
-    async def take(self, wanted: Sequence[tuple[Limit, int]], holder: str) -> tuple[list[State], float]:
-        """Use so much of each limit, or of none if one of them does not allow it; how they stand then, and when.
+    async def take(self, wanted: Sequence[tuple[Limit, int]], holder: str) -> tuple[list[State], Taken]:
+        """Use so much of each limit, or of none if one of them does not allow it; how they stand then.
 
         `State.wait` says who did not allow it. What has no window is used until `holder` gives it back.
         """
         ...
 
-    def give(self, changes: Sequence[tuple[Limit, int]], at: float, holder: str) -> None:
-        """Correct what was taken at a time: less is given back, more is used now, limit or not."""
+    def give(self, changes: Sequence[tuple[Limit, int]], taken: Taken, holder: str) -> None:
+        """Correct what was taken: less is given back, more is used now, limit or not."""
         ...
 
     async def reserve(self, accounts: Sequence[Account], amount: int, holder: str) -> Account | None:
@@ -216,7 +225,7 @@ class CounterStore(Protocol):
         ...
 
     def settle(self, accounts: Sequence[Account], amount: int, holder: str) -> None:
-        """Book what was really spent in place of what `holder` holds."""
+        """Book what was really spent in place of what `holder` holds. Once for each holder."""
         ...
 
     async def spent(self, accounts: Sequence[Account]) -> list[tuple[int, int]]:

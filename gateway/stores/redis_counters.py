@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+from gateway.stores.contract import Taken
 from gateway.stores.sqlite_counters import LocalCounters
 from policies.budget import Account
 from policies.rate_limit import SLOTS, Limit, State, Window
@@ -21,6 +23,8 @@ AWAY_SECONDS = 5.0
 """After a failure Redis is left alone for so long."""
 LEASE_SECONDS = 1800.0
 """What a gateway that died had taken or held is free again after this."""
+QUEUE = 100_000
+"""So much is remembered for Redis while it is away."""
 T = TypeVar("T")
 
 # For each limit: what is used by slot; then, if all allow it, use it. ARGV: holder, lease, then per key
@@ -102,11 +106,13 @@ for i, key in ipairs(KEYS) do
 end
 return 0
 """
+# The last key is the settlement's own: a second try of one that was made, but not answered in time, does nothing.
 _SETTLE = """
-for i, key in ipairs(KEYS) do
-  redis.call('HDEL', key, 'h:' .. ARGV[1])
-  redis.call('HINCRBY', key, 'spent', ARGV[2])
-  redis.call('EXPIREAT', key, ARGV[i+2])
+if not redis.call('SET', KEYS[#KEYS], 1, 'NX', 'EX', 86400) then return 0 end
+for i = 1, #KEYS - 1 do
+  redis.call('HDEL', KEYS[i], 'h:' .. ARGV[1])
+  redis.call('HINCRBY', KEYS[i], 'spent', ARGV[2])
+  redis.call('EXPIREAT', KEYS[i], ARGV[i+2])
 end
 return 1
 """
@@ -114,7 +120,10 @@ _KEEP = 40 * 86400
 
 
 class RedisCounters:
-    """A `CounterStore` that several gateways share. `timeout`: seconds for each step."""
+    """A `CounterStore` that several gateways share. `timeout`: seconds for each step.
+
+    Scripts touch several keys, which a Redis Cluster would keep apart: one Redis, or one with replicas.
+    """
 
     def __init__(self, url: str, fallback: LocalCounters, prefix: str = "hitherto:", timeout: float = 0.25) -> None:
         import redis.asyncio
@@ -125,9 +134,10 @@ class RedisCounters:
         self._scripts = {name: script(text) for name, text in
                          (("take", _TAKE), ("give", _GIVE), ("reserve", _RESERVE), ("settle", _SETTLE))}  # fmt: skip
         self._away_until = 0.0
-        self._unsettled: list[tuple[Sequence[Account], int, str]] = []
-        """Money that was spent while Redis was away: it is booked there when it is back."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: deque[tuple[str, list[str], list[Any]]] = deque(maxlen=QUEUE)
+        """Scripts that are still to be run: what is given back and what was spent, in order."""
+        self._news = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
 
     @property
     def estimated(self) -> bool:
@@ -135,62 +145,57 @@ class RedisCounters:
 
     async def open(self) -> None:
         await self._local.open()
+        self._worker = asyncio.create_task(self._work(), name="counters in Redis")
 
     async def close(self) -> None:
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._worker is not None:
+            if self._waiting and not self.estimated:
+                await asyncio.sleep(0.2)  # what requests that have just ended give back
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
         await self._local.close()
         await self._redis.aclose()
 
-    async def take(self, wanted: Sequence[tuple[Limit, int]], holder: str) -> tuple[list[State], float]:
-        async def there() -> tuple[list[State], float]:
+    async def take(self, wanted: Sequence[tuple[Limit, int]], holder: str) -> tuple[list[State], Taken]:
+        async def there() -> tuple[list[State], Taken]:
             facts: list[Any] = [holder, LEASE_SECONDS]
             for limit, amount in wanted:
                 facts += [limit.window, limit.limit, amount]
-            keys = [f"{self._prefix}rate:{limit.key}" for limit, _ in wanted]
-            ok, clock, used = await self._scripts["take"](keys=keys, args=facts)
+            ok, clock, used = await self._scripts["take"](keys=self._limits(wanted), args=facts)
             now = float(clock)
             return [_state(limit, 0 if ok else amount, amount if ok else 0, slots, now)
-                    for (limit, amount), slots in zip(wanted, used, strict=True)], now  # fmt: skip
+                    for (limit, amount), slots in zip(wanted, used, strict=True)], Taken(now, here=False)  # fmt: skip
 
         return await self._there_or_here(there, lambda: self._local.take(wanted, holder))
 
-    def give(self, changes: Sequence[tuple[Limit, int]], at: float, holder: str) -> None:
-        async def there() -> None:
-            facts: list[Any] = [holder, at]
-            for limit, amount in changes:
-                facts += [limit.window, amount]
-            keys = [f"{self._prefix}rate:{limit.key}" for limit, _ in changes]
-            await self._scripts["give"](keys=keys, args=facts)
-
-        async def here() -> None:
-            self._local.give(changes, at, holder)
-
-        self._soon(self._there_or_here(there, here))
+    def give(self, changes: Sequence[tuple[Limit, int]], taken: Taken, holder: str) -> None:
+        if taken.here:
+            self._local.give(changes, taken, holder)
+            return
+        facts: list[Any] = [holder, taken.at]
+        for limit, amount in changes:
+            facts += [limit.window, amount]
+        self._later("give", self._limits(changes), facts)
 
     async def reserve(self, accounts: Sequence[Account], amount: int, holder: str) -> Account | None:
         async def there() -> Account | None:
-            await self._settle_the_rest()
             facts: list[Any] = [holder, LEASE_SECONDS, amount]
             for account in accounts:
                 facts += [account.limit, int(account.ends) + _KEEP]
-            short = await self._scripts["reserve"](keys=self._keys(accounts), args=facts)
+            short = await self._scripts["reserve"](keys=self._accounts(accounts), args=facts)
             return accounts[int(short) - 1] if short else None
 
         return await self._there_or_here(there, lambda: self._local.reserve(accounts, amount, holder))
 
     def settle(self, accounts: Sequence[Account], amount: int, holder: str) -> None:
         self._local.settle(accounts, amount, holder)  # what this gateway knows by itself when Redis is away
-        self._unsettled.append((accounts, amount, holder))
-
-        async def here() -> None: ...
-
-        self._soon(self._there_or_here(self._settle_the_rest, here))
+        keys = [*self._accounts(accounts), f"{self._prefix}settled:{holder}"]
+        self._later("settle", keys, [holder, amount, *(int(account.ends) + _KEEP for account in accounts)])
 
     async def spent(self, accounts: Sequence[Account]) -> list[tuple[int, int]]:
         async def there() -> list[tuple[int, int]]:
-            await self._settle_the_rest()
             found = []
-            for key in self._keys(accounts):
+            for key in self._accounts(accounts):
                 fields = await self._redis.hgetall(key)
                 held = [value.split() for name, value in fields.items() if name != b"spent"]
                 alive = sum(int(amount) for amount, ends in held if float(ends) > time.time())
@@ -199,17 +204,30 @@ class RedisCounters:
 
         return await self._there_or_here(there, lambda: self._local.spent(accounts))
 
-    async def _settle_the_rest(self) -> None:
-        while self._unsettled:
-            accounts, amount, holder = self._unsettled.pop(0)
-            ends = [int(account.ends) + _KEEP for account in accounts]
-            try:
-                await self._scripts["settle"](keys=self._keys(accounts), args=[holder, amount, *ends])
-            except Exception:
-                self._unsettled.insert(0, (accounts, amount, holder))
-                raise
+    def _later(self, script: str, keys: list[str], facts: list[Any]) -> None:
+        self._waiting.append((script, keys, facts))
+        self._news.set()
 
-    def _keys(self, accounts: Sequence[Account]) -> list[str]:
+    async def _work(self) -> None:
+        """Run what waits, in order; a script that may or may not have been run is run again."""
+        while True:
+            await self._news.wait()
+            while self._waiting:
+                if self.estimated:
+                    await asyncio.sleep(max(0.05, self._away_until - time.monotonic()))
+                script, keys, facts = self._waiting[0]
+                try:
+                    await self._scripts[script](keys=keys, args=facts)
+                except Exception as error:
+                    self._is_away(error)
+                    continue
+                self._waiting.popleft()
+            self._news.clear()
+
+    def _limits(self, wanted: Sequence[tuple[Limit, int]]) -> list[str]:
+        return [f"{self._prefix}rate:{limit.key}" for limit, _ in wanted]
+
+    def _accounts(self, accounts: Sequence[Account]) -> list[str]:
         return [f"{self._prefix}money:{account.key}" for account in accounts]
 
     async def _there_or_here(self, there: Callable[[], Awaitable[T]], here: Callable[[], Awaitable[T]]) -> T:
@@ -217,14 +235,13 @@ class RedisCounters:
             try:
                 return await there()
             except Exception as error:
-                log.warning("Redis does not count, so this gateway counts by itself: %s", error)
-                self._away_until = time.monotonic() + AWAY_SECONDS
+                self._is_away(error)
         return await here()
 
-    def _soon(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _is_away(self, error: Exception) -> None:
+        if not self.estimated:
+            log.warning("Redis does not count, so this gateway counts by itself for a while: %s", error)
+        self._away_until = time.monotonic() + AWAY_SECONDS
 
 
 def _state(limit: Limit, asked: int, taken: int, slots: Sequence[int], now: float) -> State:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gateway.stores.contract import Taken
 from policies.budget import Account
 from policies.rate_limit import Limit, State, Window
 
@@ -27,22 +28,24 @@ _ADD = "INSERT INTO spent VALUES (?, ?, ?) ON CONFLICT (account) DO UPDATE SET a
 
 @dataclass(slots=True)
 class _Money:
-    """One account: what the file says, what it will say soon, and what is held by whom."""
+    """One account. Only the event loop's thread touches it."""
 
     ends: float
     written: int | None = None
-    """None until the file was read."""
+    """What the file says; None until it was read."""
     pending: int = 0
+    sending: int = 0
+    """Of what is not in the file yet, what is being written now."""
     held: dict[str, int] = field(default_factory=dict)
 
     @property
     def booked(self) -> int:
-        return (self.written or 0) + self.pending
+        return (self.written or 0) + self.pending + self.sending
 
 
 class LocalCounters:
-    """A `CounterStore` of one process. Of several on one machine each admits its share of a rate limit; money is
-    common, through the file, with a lag of a fifth of a second."""
+    """A `CounterStore` of one process. Of several on one machine each admits its share of a rate limit (one at least);
+    what was spent is common, through the file, a fifth of a second late, and what is held is each one's own."""
 
     estimated = False
 
@@ -53,19 +56,23 @@ class LocalCounters:
         self._money: dict[str, _Money] = {}
         self._swept = clock()
         self._flusher: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
+        self._file: sqlite3.Connection | None = None
 
     async def open(self) -> None:
         if self._path is not None:
-            await asyncio.to_thread(self._connected, lambda connection: None)
+            self._file = await asyncio.to_thread(_opened, self._path)
             self._flusher = asyncio.create_task(self._flush_often(), name="money")
 
     async def close(self) -> None:
         if self._flusher is not None:
             self._flusher.cancel()
             await asyncio.gather(self._flusher, return_exceptions=True)
-            await asyncio.to_thread(self._flush)
+            await self._flush()  # after the one that may be under way
+        if self._file is not None:
+            self._file.close()
 
-    async def take(self, wanted: Sequence[tuple[Limit, int]], holder: str) -> tuple[list[State], float]:
+    async def take(self, wanted: Sequence[tuple[Limit, int]], holder: str) -> tuple[list[State], Taken]:
         now = self._clock()
         self._sweep(now)
         found = []
@@ -77,12 +84,12 @@ class LocalCounters:
             mine = self._share(limit)
             found.append((window, window.state(now, mine, amount), mine, amount))
         if any(state.wait for _, state, _, _ in found):
-            return [state for _, state, _, _ in found], now
+            return [state for _, state, _, _ in found], Taken(now)
         for window, _, _, amount in found:
             window.add(now, amount)
-        return [window.state(now, mine, 0) for window, _, mine, _ in found], now
+        return [window.state(now, mine, 0) for window, _, mine, _ in found], Taken(now)
 
-    def give(self, changes: Sequence[tuple[Limit, int]], at: float, holder: str) -> None:
+    def give(self, changes: Sequence[tuple[Limit, int]], taken: Taken, holder: str) -> None:
         now = self._clock()
         for limit, amount in changes:
             window = self._windows.get(limit.key)
@@ -94,7 +101,7 @@ class LocalCounters:
             if amount > 0:
                 window.add(now, amount)
             else:
-                window.take_back(at, -amount)
+                window.take_back(taken.at, -amount)
 
     async def reserve(self, accounts: Sequence[Account], amount: int, holder: str) -> Account | None:
         await self._known(accounts)
@@ -134,46 +141,58 @@ class LocalCounters:
 
     async def _known(self, accounts: Sequence[Account]) -> None:
         """Have what was spent before this process began."""
-        fresh = [account for account in accounts if account.key not in self._money]
-        for account in fresh:
-            self._money[account.key] = _Money(account.ends, None if self._path else 0)
+        for account in accounts:
+            if account.key not in self._money:
+                self._money[account.key] = _Money(account.ends, None if self._path else 0)
         if any(self._money[account.key].written is None for account in accounts):
-            await asyncio.to_thread(self._flush)
+            await self._flush()
 
     async def _flush_often(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
-            if self._money:
-                await asyncio.to_thread(self._flush)
+            if self._money and (self._processes > 1 or any(money.pending for money in self._money.values())):
+                await asyncio.shield(asyncio.ensure_future(self._flush()))
 
-    def _flush(self) -> None:
-        """Write what was spent here, and read what all have spent."""
-        try:
-            self._connected(self._exchange)
-        except sqlite3.Error as error:  # locked, full: it stays pending and is counted all the same
-            log.error("what was spent could not be written: %s", error)
+    async def _flush(self) -> None:
+        """Write what was spent here, and read what all have spent. One at a time."""
+        async with self._writing:
+            if self._file is None:
+                return
             for money in self._money.values():
-                money.written = money.written or 0
+                money.sending, money.pending = money.pending, 0
+            rows = [(key, money.sending, money.ends) for key, money in self._money.items()]
+            try:
+                known = await asyncio.to_thread(_exchanged, self._file, rows)
+            except sqlite3.Error as error:  # locked, full: it is counted all the same, and tried again
+                log.error("what was spent could not be written: %s", error)
+                for money in self._money.values():
+                    money.pending, money.sending = money.pending + money.sending, 0
+                return
+            for key, _, _ in rows:
+                money = self._money[key]
+                money.written, money.sending = known.get(key, 0), 0
+            self._forget_the_past()
 
-    def _exchange(self, connection: sqlite3.Connection) -> None:
-        money = list(self._money.items())
-        pending = [(key, one.pending, one.ends) for key, one in money if one.pending]
-        with connection:
-            connection.executemany(_ADD, pending)
-            known = dict(connection.execute("SELECT account, amount FROM spent WHERE ends > ?", (time.time() - 86400,)))
-        sent = {key: amount for key, amount, _ in pending}
-        for key, one in money:
-            one.written = known.get(key, 0)
-            one.pending -= sent.get(key, 0)
-            if one.ends < time.time() - 86400 and not one.held and not one.pending:
-                self._money.pop(key, None)
+    def _forget_the_past(self) -> None:
+        over = time.time() - 86400
+        for key, money in list(self._money.items()):
+            if money.ends < over and not money.held and not money.pending:
+                del self._money[key]
 
-    def _connected(self, work: Callable[[sqlite3.Connection], None]) -> None:
-        assert self._path is not None
-        connection = sqlite3.connect(self._path, timeout=2.0)
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute(_SCHEMA)
-            work(connection)
-        finally:
-            connection.close()
+
+def _opened(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=2.0, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode = WAL")
+    with connection:
+        connection.execute(_SCHEMA)
+        connection.execute("DELETE FROM spent WHERE ends < ?", (time.time() - KEEP_SECONDS,))
+    return connection
+
+
+def _exchanged(connection: sqlite3.Connection, rows: Sequence[tuple[str, int, float]]) -> dict[str, int]:
+    """Add amounts to accounts: what they have then, whoever else has added something."""
+    find = "SELECT amount FROM spent WHERE account = ?"
+    with connection:
+        connection.executemany(_ADD, [row for row in rows if row[1]])
+        found = {key: connection.execute(find, (key,)).fetchone() for key, _, _ in rows}
+    return {key: int(row[0]) for key, row in found.items() if row is not None}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -10,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.prompt_cache import MOST, PromptCacheConfig, Reuse, _own_marks, minimum, prepare
+from backends.prompt_cache import MOST, PromptCacheConfig, Reuse, minimum, prepare
 
 ON = PromptCacheConfig(mode="on")
 LONG = "word " * 4000
 TOOL = {"name": "look_up", "description": LONG, "input_schema": {"type": "object"}}
+TALK = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
 
 
 def anthropic(**fields: Any) -> dict[str, Any]:
@@ -23,7 +26,7 @@ def anthropic(**fields: Any) -> dict[str, Any]:
         "max_tokens": 10,
         "system": LONG,
         "tools": [TOOL],
-        "messages": [{"role": "user", "content": "hello"}],
+        "messages": TALK,
         **fields,
     }
 
@@ -63,18 +66,50 @@ def test_the_clients_own_marks_stay_and_there_are_never_more_than_four() -> None
     assert prepare(automatic, "breakpoints", ON, b"t", Reuse(), 0.0).body == automatic
 
 
-def test_a_long_conversation_gets_a_second_mark_that_this_turn_may_find() -> None:
-    turns = [{"role": ("user", "assistant")[number % 2], "content": f"{number} {LONG}"} for number in range(21)]
-    out = marked(anthropic(messages=turns))
+def test_a_long_conversation_gets_marks_that_this_turn_may_find() -> None:
+    turns = [{"role": ("user", "assistant")[number % 2], "content": f"{number} {LONG}"} for number in range(45)]
+    out = marked(anthropic(messages=turns, tools=[]))
     places = [number for number, turn in enumerate(out["messages"]) if "cache_control" in turn["content"][0]]
-    assert places == [5, 20], "what was written up to 20 blocks before a mark is found"
+    assert places == [6, 25, 44], "what was written up to 20 blocks before a mark is found"
 
 
-def test_thinking_and_empty_text_carry_no_mark() -> None:
-    content = [{"type": "text", "text": LONG}, {"type": "thinking", "thinking": LONG, "signature": "x"}]
+def test_a_turn_of_many_tools_still_finds_what_the_turn_before_wrote() -> None:
+    uses = [{"type": "tool_use", "id": str(n), "name": "f", "input": {"n": LONG}} for n in range(20)]
+    results = [{"type": "tool_result", "tool_use_id": str(n), "content": LONG} for n in range(20)]
+    talk = [*TALK, {"role": "assistant", "content": uses}, {"role": "user", "content": results}]
+    out = marked(anthropic(messages=talk, tools=[]))
+    blocks = [block for turn in out["messages"] for block in turn["content"]]
+    places = [number for number, block in enumerate(blocks) if "cache_control" in block]
+    assert places[-1] == 42 and max(b - a for a, b in pairwise(places)) <= 20 and places[0] <= 4
+
+
+def test_single_questions_pay_nothing_for_an_end_that_never_comes_again() -> None:
+    out = marked(anthropic(messages=[{"role": "user", "content": LONG}]))
+    assert "cache_control" not in out["messages"][0]["content"][0] and "cache_control" in out["system"][0]
+
+
+def test_what_takes_no_mark_gets_none() -> None:
+    content = [
+        {"type": "text", "text": LONG},
+        {"type": "thinking", "thinking": LONG, "signature": "x"},
+        {"type": "new"},
+    ]
     out = marked(anthropic(messages=[{"role": "assistant", "content": content}]))
-    assert "cache_control" in out["messages"][0]["content"][0]
-    assert "cache_control" not in out["messages"][0]["content"][1]
+    assert ["cache_control" in block for block in out["messages"][0]["content"]] == [True, False, False]
+    later = {**TOOL, "name": "z", "defer_loading": True}
+    assert ["cache_control" in tool for tool in marked(anthropic(tools=[later, TOOL]))["tools"]] == [True, False]
+
+
+def test_marks_inside_of_tool_results_count_and_bind_the_order() -> None:
+    def body(ttl: dict[str, str]) -> dict[str, Any]:
+        nested = [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral", **ttl}}]
+        result = {"type": "tool_result", "tool_use_id": "1", "content": nested}
+        return anthropic(messages=[*TALK, {"role": "user", "content": [result, {"type": "text", "text": LONG}]}])
+
+    hour = marked(body({"ttl": "1h"}))
+    assert hour["system"][0]["cache_control"]["ttl"] == "1h", "nothing shorter may stand before it"
+    short = marked(body({}), PromptCacheConfig(mode="on", ttl="1h"))
+    assert "cache_control" not in short["messages"][-1]["content"][1], "its part has a mark of the client's own"
 
 
 def test_the_hour_is_chosen_where_the_prefix_comes_again_that_late_and_nothing_where_later() -> None:
@@ -135,28 +170,39 @@ _block = st.fixed_dictionaries(
     {"type": st.sampled_from(["text", "thinking", "tool_result"]), "text": st.sampled_from(["", "x", LONG])},
     optional={"cache_control": st.sampled_from([{"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}])},
 )
-_content = st.one_of(st.sampled_from(["", "x", LONG]), st.lists(_block, max_size=6))
+_nested = st.builds(
+    lambda blocks: {"type": "tool_result", "text": "x", "content": blocks}, st.lists(_block, max_size=3)
+)
+_content = st.one_of(st.sampled_from(["", "x", LONG]), st.lists(st.one_of(_block, _nested), max_size=6))
+
+
+_message = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": _content})
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    st.one_of(st.none(), _content),
-    st.lists(st.builds(lambda content: {"role": "user", "content": content}, _content), max_size=8),
-    st.sampled_from(["auto", "5m", "1h"]),
-)
+@given(st.one_of(st.none(), _content), st.lists(_message, max_size=8), st.sampled_from(["auto", "5m", "1h"]))
 def test_marks_are_never_too_many_nor_in_the_wrong_order_and_texts_never_change(
     system: Any, messages: list[dict[str, Any]], ttl: Any
 ) -> None:
     body = {"model": "claude-sonnet-4-5", "messages": messages, **({"system": system} if system is not None else {})}
     before = copy.deepcopy(body)
-    own = [*_own_marks(before.get("system")), *_own_marks(before["messages"])]
+    own = [*_marks(before.get("system")), *_marks(before["messages"])]
     out = marked(body, PromptCacheConfig(mode="on", ttl=ttl))
-    marks = [*_own_marks(out.get("system")), *_own_marks(out["messages"])]
+    marks = [*_marks(out.get("system")), *_marks(out["messages"])]
     assert len(marks) <= max(MOST, len(own)) and len(marks) >= len(own)
     lives = ["ttl" in mark for mark in marks]
     if ["ttl" in mark for mark in own] == sorted(("ttl" in mark for mark in own), reverse=True):
         assert lives == sorted(lives, reverse=True), "an hour's marks come before those for five minutes"
     assert _texts(out) == _texts(before)
+
+
+def _marks(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from _marks(value.get("content"))
+        if "cache_control" in value:
+            yield value["cache_control"]
+    for item in value if isinstance(value, list) else ():
+        yield from _marks(item)
 
 
 def _texts(value: Any) -> list[str]:

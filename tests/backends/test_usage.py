@@ -27,6 +27,14 @@ from backends.protocol import Usage
             Usage(10, 2, 0, {}, 7, 2),
         ),
         ({"input_tokens": 3, "output_tokens": 2}, Usage(3, 2)),
+        ({"prompt_tokens": 8, "total_tokens": 8}, Usage(8, 0)),  # embeddings
+        ({"prompt_tokens": 8, "completion_tokens": 2, "total_tokens": 60}, Usage(8, 52)),  # what was thought is billed
+        (
+            {"prompt_tokens": 2000, "completion_tokens": 50, "prompt_tokens_details": {"cached_tokens": 1800},
+             "cache_read_input_tokens": 1800, "cache_creation_input_tokens": 100},
+            Usage(2000, 50, 1800, {}, 100),  # LiteLLM's
+        ),
+        ({"prompt_tokens": -5, "completion_tokens": 1 << 80}, Usage(0, 1 << 40)),
         (
             {"promptTokenCount": 10, "candidatesTokenCount": 2, "thoughtsTokenCount": 5, "cachedContentTokenCount": 8},
             Usage(10, 7, 8),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -58,11 +59,11 @@ async def test_all_or_none(counters: CounterStore) -> None:
 
 
 async def test_settling_gives_back_or_takes_more_even_beyond_the_limit(counters: CounterStore) -> None:
-    _, at = await counters.take([(TOKENS, 80)], "h")
-    counters.give([(TOKENS, -50)], at, "h")
+    _, taken_then = await counters.take([(TOKENS, 80)], "h")
+    counters.give([(TOKENS, -50)], taken_then, "h")
     await asyncio.sleep(0.05)
     assert await taken(counters, (TOKENS, 70)) and not await taken(counters, (TOKENS, 1))
-    counters.give([(TOKENS, 30)], at, "h")
+    counters.give([(TOKENS, 30)], taken_then, "h")
     await asyncio.sleep(0.05)
     (state,), _ = await counters.take([(TOKENS, 0)], "h")
     assert state.used == 130 and state.wait > 0
@@ -145,19 +146,77 @@ async def test_several_processes_share_the_money_and_divide_the_rates(tmp_path: 
     await two.close()
 
 
-async def test_without_redis_each_counts_by_itself_and_says_so_and_what_was_spent_is_booked_later(
-    tmp_path: Path,
-) -> None:
+async def test_without_redis_each_counts_by_itself_and_what_was_spent_is_booked_later(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server:
         store = RedisCounters(server.url, LocalCounters(tmp_path / "money.sqlite"))
         await store.open()
-        assert await taken(store, (REQUESTS, 1)) and not store.estimated
+        states, there = await store.take([(REQUESTS, 1), (AT_ONCE, 1)], "a")
+        assert not any(state.wait for state in states) and not there.here and not store.estimated
         server.pause()
         began = time.monotonic()
         assert [await taken(store, (REQUESTS, 1)) for _ in range(5)] == [True, True, True, False, False]
         assert time.monotonic() - began < 1.5 and store.estimated
+        _, here = await store.take([(AT_ONCE, 1)], "b")
+        assert here.here
         store.settle(money(100), 7, "a")
+        store.give([(AT_ONCE, -1)], there, "a")
         server.resume()
         store._away_until = 0.0
+        store.give([(AT_ONCE, -1)], here, "b")
+        for _ in range(100):
+            if await store.spent(money(100)) == [(7, 0)] and not store._waiting:
+                break
+            await asyncio.sleep(0.05)
         assert await store.spent(money(100)) == [(7, 0)] and not store.estimated
+        assert [await taken(store, (AT_ONCE, 1), holder=name) for name in "cde"] == [True, True, False], (
+            "all given back"
+        )
+        states, _ = await store._local.take([(AT_ONCE, 2)], "f")
+        assert not states[0].wait, "here, too"
         await store.close()
+
+
+async def test_a_settlement_that_was_made_but_not_answered_is_not_made_twice(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        store = RedisCounters(server.url, LocalCounters(tmp_path / "money.sqlite"))
+        await store.open()
+        keys = [*store._accounts(money(100)), "hitherto:settled:a"]
+        for _ in range(2):
+            await store._scripts["settle"](keys=keys, args=["a", 7, int(time.time()) + 1000])
+        assert await store.spent(money(100)) == [(7, 0)]
+        await store.close()
+
+
+async def test_money_is_written_once_however_it_ends(tmp_path: Path) -> None:
+    for number in range(20):
+        store = LocalCounters(tmp_path / "money.sqlite")
+        await store.open()
+        for each in range(10):
+            store.settle(money(10**9), 1, f"{number}-{each}")
+            if each == 5:
+                asyncio.ensure_future(store._flush())  # noqa: RUF006 - one that is under way at the end
+                await asyncio.sleep(0)
+        await asyncio.gather(store.close(), store.spent(money(10**9)))
+    again = LocalCounters(tmp_path / "money.sqlite")
+    await again.open()
+    assert await again.spent(money(10**9)) == [(200, 0)]
+    await again.close()
+
+
+async def test_a_locked_file_loses_nothing(tmp_path: Path) -> None:
+    store = LocalCounters(tmp_path / "money.sqlite")
+    await store.open()
+    store.settle(money(100), 60, "a")
+    await store._flush()
+    locker = sqlite3.connect(tmp_path / "money.sqlite")
+    locker.execute("BEGIN EXCLUSIVE")
+    store.settle(money(100), 30, "b")
+    await store._flush()
+    assert await store.spent(money(100)) == [(90, 0)] and await store.reserve(money(100), 20, "c") is not None
+    locker.rollback()
+    locker.close()
+    await store.close()
+    again = LocalCounters(tmp_path / "money.sqlite")
+    await again.open()
+    assert await again.spent(money(100)) == [(90, 0)]
+    await again.close()

@@ -81,6 +81,42 @@ def test_a_second_request_on_a_connection_has_its_own_time(gateway: Gateway) -> 
         assert b"408" in said(connection)
 
 
+def test_trailers_are_no_headers(gateway: Gateway, upstream: FakeServer) -> None:
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "with trailers"}]}'
+    chunk = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
+    with connected(gateway) as connection:
+        request = HEAD + b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n" + chunk
+        connection.sendall(request + b"x-end-user: bob\r\nauthorization: Bearer stolen\r\n\r\n")
+        assert b"200 OK" in said(connection)
+    assert "x-end-user" not in upstream.app.seen[0].headers
+    with connected(gateway) as endless:
+        try:
+            endless.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunk)
+            for _ in range(1000):
+                endless.sendall((b"t: " + b"a" * 1000 + b"\r\n") * 20)
+        except OSError:
+            return
+    raise AssertionError("nobody stopped it")
+
+
+def test_a_second_request_that_comes_too_early_does_not_break_into_an_answer(
+    gateway: Gateway, upstream: FakeServer
+) -> None:
+    upstream.app.script = Script(text="one two three four", chunk_delay=0.4)
+    body = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "slowly"}]}'
+    with connected(gateway) as connection:
+        connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body + b"GET /health HTT")
+        reply = b""
+        while b"[DONE]" not in reply:
+            part = connection.recv(65536)
+            assert part, reply
+            reply += part
+        assert b"408" not in reply
+        connection.sendall(b"P/1.1\r\nhost: x\r\n\r\n")
+        while b'"ok"' not in reply:
+            reply += connection.recv(65536)
+
+
 @pytest.mark.parametrize("size", [9_000, 300_000])
 def test_headers_that_are_too_long_are_refused(gateway: Gateway, size: int) -> None:
     with connected(gateway) as greedy:

@@ -36,6 +36,9 @@ models:
   quick: {{try: [first, second], retry: {{attempts: 1}}, timeout: {{first_byte: 300ms}}}}
   bounded: {{try: [first], retry: {{attempts: 1}}, timeout: {{total: 700ms}}}}
   gone: {{try: [dead, second]}}
+  late: {{try: [first, dead], retry: {{attempts: 2, within: 4s}}}}
+  twice: {{try: [first, second], retry: {{attempts: 2, within: 4s}}}}
+  drained: {{try: [{{backend: first, weight: 0}}, second], retry: {{attempts: 1}}}}
   hedged: {{try: [first, second], hedge: 200ms}}
   small: {{try: [{{backend: first, context: 300, lacks: [images]}}, {{backend: second, lacks: [tools]}}]}}
   shared: {{try: [{{backend: first, weight: 1}}, {{backend: second, weight: 1}}]}}
@@ -139,6 +142,48 @@ def test_a_backend_that_says_when_is_not_asked_earlier(gateway: Gateway, two: Tw
     reply = ask(gateway, "again")
     assert reply.status_code == 429 and reply.headers["retry-after"] == "60"
     assert time.monotonic() - began < 2.0, "nobody waits a minute where five seconds are allowed"
+
+
+def test_the_failure_that_says_when_to_come_back_is_told(gateway: Gateway, two: Two) -> None:
+    two[0].app.script = Script(status=429, headers=(("retry-after", "20"),))
+    reply = ask(gateway, "late")
+    assert reply.status_code == 429 and reply.headers["retry-after"] == "20"
+    assert len(two[0].app.seen) == 1, "who said 20 s is not asked again before"
+
+
+def test_what_one_cannot_take_does_not_keep_others_from_being_asked_again(gateway: Gateway, two: Two) -> None:
+    told = b'{"error": {"message": "too long", "code": "context_length_exceeded"}}'
+    two[0].app.scripts = [Script(status=500), Script(text="the second time")]
+    two[1].app.script = Script(status=400, raw=told, headers=(("content-type", "application/json"),))
+    assert "the second time" in ask(gateway, "twice").text
+    assert len(two[1].app.seen) == 1, "it will not get shorter"
+
+
+def test_a_stream_that_begins_with_an_error_is_asked_for_elsewhere(gateway: Gateway, two: Two) -> None:
+    for first in (b'data: {"error": {"message": "overloaded"}}\n\n', b"event: error\ndata: {}\n\n"):
+        two[0].app.script = Script(raw=first, headers=(("content-type", "text/event-stream"),))
+        assert two[1].url in ask(gateway, "both", stream=True).text
+
+
+def test_who_is_drained_is_asked_last(gateway: Gateway, two: Two) -> None:
+    assert ask(gateway, "drained").headers["x-hitherto-backend"] == "second"
+    two[1].app.script = Script(status=500)
+    assert ask(gateway, "drained").headers["x-hitherto-backend"] == "first"
+
+
+def test_nothing_stays_counted_when_clients_leave(gateway: Gateway, two: Two) -> None:
+    """In a pause between rounds, and while a second candidate is asked after the first has failed."""
+    two[0].app.script = Script(status=503, headers=(("retry-after", "2"),))
+    two[1].app.script = Script(delay=3)
+    for model in ("again", "both", "hedged"):
+        with pytest.raises(httpx.ReadTimeout):
+            body = {"model": model, "messages": [{"role": "user", "content": f"gone {time.time_ns()}"}]}
+            httpx.post(f"{gateway.url}/v1/chat/completions", timeout=0.5, json=body)
+
+    def under_way() -> int:
+        return sum(int(one["in_flight"]) for one in gateway.client.get("/admin/breakers").json())
+
+    assert eventually(lambda: under_way() == 0, 5), gateway.client.get("/admin/breakers").text
 
 
 def test_retries_do_not_multiply_the_load_of_a_storm(gateway: Gateway, two: Two) -> None:

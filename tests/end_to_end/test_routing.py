@@ -47,7 +47,13 @@ def test_a_model_that_nobody_routed_goes_nowhere(gateway: Gateway) -> None:
     assert reply.status_code == 404 and "'typo' does not exist here" in reply.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/files", "/v1/audio/speech"])
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/audio/speech", "/v1/moderations"])
+def test_what_names_a_configured_model_goes_to_where_it_runs(gateway: Gateway, path: str) -> None:
+    assert gateway.client.post(path, json={"model": "b"}).headers["x-hitherto-backend"] == "second"
+    assert gateway.client.post(path, json={"model": "another"}).headers["x-hitherto-backend"] == "first"
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
 def test_what_later_requests_may_name_stays_with_the_default_backend(gateway: Gateway, path: str) -> None:
     assert gateway.client.post(path, json={"model": "b"}).headers["x-hitherto-backend"] == "first"
 

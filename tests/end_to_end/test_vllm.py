@@ -107,6 +107,14 @@ def test_each_tenant_has_its_own_salt_and_a_clients_own_goes_into_it(
         return str(seen.json()["cache_salt"])
 
     assert salt("acme") == salt("acme") != salt("globex")
+    relayed = []
+    for key in ("acme", "globex"):
+        for one in replicas:
+            one.app.seen.clear()
+        body = {"model": "unrouted", "input": "hi"}
+        gateway.client.post("/v1/responses", json=body, headers={"authorization": f"Bearer {key}"}).raise_for_status()
+        relayed += [seen.json()["cache_salt"] for one in replicas for seen in one.app.seen if seen.method == "POST"]
+    assert relayed == [salt("acme"), salt("globex")], "whatever is passed on"
     own = salt("acme", cache_salt="mine")
     assert own == f"{salt('acme')}-mine" != salt("globex", cache_salt="mine")
 

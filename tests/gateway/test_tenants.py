@@ -47,8 +47,7 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 
 def registry(settings: Settings) -> Registry:
-    assert settings.tenants is not None
-    return Registry(settings.tenants, settings.surroundings(), Metrics())
+    return Registry(settings, Metrics())
 
 
 def shown(key: str) -> dict[str, str]:
@@ -202,6 +201,58 @@ async def test_a_broken_file_leaves_the_last_good_one_in_force_and_the_others_go
     )
 
 
+async def test_a_newcomer_does_not_take_what_another_has(tmp_path: Path, settings: Settings) -> None:
+    known = registry(settings)
+    for text in (f"tenant: aaa\nkeys: ['{hash_key(KEY)}', '{hash_key('more')}']\n", "tenant: acme\n"):
+        path = write(tmp_path, "aaa", text)  # before acme.yaml in every order but that of who came first
+        assert await known.reload() == []
+        assert known.tenants.find(KEY)[0].name == "acme" and list(known.wrong) == [str(path)]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["tenant: b\nkeys: [{expires: 2026-02-30}]\n", "? [a, b]\n: 1\n", "[" * 2000, "a: &a [*a]\n", "\x00", "tenant: [b"],
+)
+async def test_no_file_however_odd_keeps_others_from_being_read(tmp_path: Path, settings: Settings, text: str) -> None:
+    known = registry(settings)
+    write(tmp_path, "b", text)
+    write(tmp_path, "acme", "tenant: acme\nkeys: []\n")
+    await known.reload()
+    assert known.tenants.find(KEY) is None, "a revoked key is refused"
+    assert list(known.wrong) == [str(tmp_path / "tenants/b.yaml")]
+
+
+async def test_a_process_that_takes_anothers_place_starts_with_what_is_right(
+    tmp_path: Path, settings: Settings
+) -> None:
+    write(tmp_path, "b", "tenant: b\nmodles: []\n")
+    with pytest.raises(ConfigError):
+        registry(settings)
+    known = Registry(settings, Metrics(), patient=True)
+    assert list(known.tenants.by_name) == ["acme"] and len(known.wrong) == 1
+
+
+def test_a_pasted_secret_is_not_echoed(tmp_path: Path, settings: Settings) -> None:
+    secret = "hk-" + "s3cret" * 8
+    with pytest.raises(ConfigError) as caught:
+        load_file(write(tmp_path, "b", f"tenant: b\nkeys: [{{{secret}: 1}}]\n"), settings.surroundings())
+    assert secret not in str(caught.value)
+
+
+def test_a_key_is_revoked_although_another_file_is_broken(tmp_path: Path, settings: Settings) -> None:
+    write(tmp_path, "b", "tenant: b\nmodles: []\n")
+    gone = hitherto(tmp_path, "keys", "revoke", hash_key(KEY).removeprefix("sha256:")[:12])
+    assert gone.returncode == 0 and "modles" in gone.stderr
+
+
+def test_the_stricter_redaction_holds(tmp_path: Path, settings: Settings) -> None:
+    (tmp_path / "hitherto.yaml").write_text(CONFIG + "redact: {text: false, mask: [keys]}\n")
+    around = load(tmp_path / "hitherto.yaml").surroundings()
+    policy = load_file(write(tmp_path, "b", "tenant: b\nredact: {mask: [emails]}\n"), around).tenant.policy
+    assert policy.redaction.text is False and policy.redaction.mask == ("keys", "emails")
+    assert not policy.rules.semantic
+
+
 async def test_a_templates_file_is_watched_too(tmp_path: Path, settings: Settings) -> None:
     (tmp_path / "tenants/support.txt").write_text("Be kind.")
     write(tmp_path, "acme", "tenant: acme\ntemplates: {support: {system_file: support.txt}}\n")
@@ -285,7 +336,7 @@ def test_a_key_is_written_only_into_a_file_that_is_right_then(tmp_path: Path, se
     with pytest.raises(ConfigError, match="nonsense"):
         keys.new(settings, "acme", "", None)
     assert path.read_text() == before
-    assert [file.name for file in path.parent.iterdir()] == ["acme.yaml"]
+    assert sorted(file.name for file in path.parent.iterdir()) == [".lock", "acme.yaml"]
 
 
 def test_settings_go_to_worker_processes_whole(tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 import random
 from collections import Counter
 
-from backends.dialects.openai_chat import view
-from policies.routing import Route, Target, able, allows, in_order, match, needs, ranked, within_load
+from policies.routing import Route, Target, able, allows, equals, in_order, match, needs, ranked, within_load
 
 TABLE = ("gpt-4", "gpt-*", "gpt-4*", "*")
 A, B = Target("a", weight=3), Target("b", weight=1)
@@ -24,23 +23,30 @@ def test_lists_of_models_know_patterns() -> None:
 
 
 def test_targets_with_weights_are_equals_and_the_others_fallbacks() -> None:
-    assert Route((A, B, Target("c"))).equals == (A, B)
-    assert Route((Target("c"), Target("d"))).equals == (Target("c"),)
+    assert equals((Target("c"), A, B)) == [A, B]
+    assert equals((Target("c"), Target("d"))) == [Target("c")]
+    drained = Target("drained", weight=0)
+    assert equals((drained, Target("c"))) == [Target("c")] and equals((drained,)) == (drained,)
+    assert Route((A, Target("c", context=5))).is_choosy and not Route((A, B)).is_choosy
 
 
 def test_what_a_request_needs() -> None:
     image = [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
     ask = {"model": "m", "messages": [{"role": "user", "content": image}], "tools": [{}], "logprobs": True, "n": 2}
     ask["response_format"] = {"type": "json_schema"}
-    assert needs(view(ask)) == {"images", "tools", "logprobs", "several-choices", "json-schema"}
-    assert needs(view({"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": []})) == frozenset()
+    assert needs(ask) == {"images", "tools", "logprobs", "several-choices", "json-schema"}
+    assert needs({"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": []}) == frozenset()
+    assert needs({"messages": "nonsense", "tools": 3}) == {"tools"}
 
 
 def test_only_who_can_do_it_is_asked_and_the_reason_is_told() -> None:
     small, blind, all_round = Target("small", context=100), Target("blind", lacks=frozenset({"images"})), Target("c")
-    found, why = able([small, blind, all_round], frozenset({"images"}), 101)
-    assert found == [all_round]
-    assert why == "small takes 100 tokens, and these are about 101; blind has no images"
+    assert able([small, blind, all_round], frozenset({"images"}), 101) == ([all_round], "")
+    found, why = able([blind, Target("mute", lacks=frozenset({"audio", "images"}))], frozenset({"images"}), 5)
+    assert found == [] and why == "blind has no images; mute has no images"
+    assert able([small, Target("large", context=200)], frozenset(), 300)[0] == [Target("large", context=200)], (
+        "the number is an estimate: the roomiest may say for itself"
+    )
 
 
 def test_weights_share_the_load() -> None:
@@ -54,10 +60,10 @@ def test_weights_share_the_load() -> None:
 
 
 def test_only_the_conversations_of_a_lost_backend_move() -> None:
-    equals = [Target(name, weight=1) for name in "abcd"]
+    places = [Target(name, weight=1) for name in "abcd"]
     keys = [str(number).encode() for number in range(400)]
-    homes = {key: in_order(equals, "sticky", key, random.Random(), {})[0].backend for key in keys}
-    after = {key: in_order(equals[:3], "sticky", key, random.Random(), {})[0].backend for key in keys}
+    homes = {key: in_order(places, "sticky", key, random.Random(), {})[0].backend for key in keys}
+    after = {key: in_order(places[:3], "sticky", key, random.Random(), {})[0].backend for key in keys}
     assert all(after[key] == home for key, home in homes.items() if home != "d")
     assert {after[key] for key, home in homes.items() if home == "d"} == {"a", "b", "c"}
 
@@ -69,12 +75,12 @@ def test_fallbacks_come_after_equals_and_what_is_drained_last() -> None:
 
 
 def test_of_two_the_faster_is_asked_and_who_was_not_measured_first() -> None:
-    equals = [Target(name, weight=1) for name in "abc"]
+    places = [Target(name, weight=1) for name in "abc"]
     pace = {"a": 0.1, "b": 0.2, "c": 0.9}
     draw = random.Random(5)
-    first = Counter(in_order(equals, "fastest", b"", draw, pace)[0].backend for _ in range(3000))
+    first = Counter(in_order(places, "fastest", b"", draw, pace)[0].backend for _ in range(3000))
     assert first["c"] == 0 and first["a"] > first["b"] > 500
-    fresh = Counter(in_order(equals, "fastest", b"", draw, {"a": 0.1, "b": 0.2})[0].backend for _ in range(900))
+    fresh = Counter(in_order(places, "fastest", b"", draw, {"a": 0.1, "b": 0.2})[0].backend for _ in range(900))
     assert fresh["c"] > 500
 
 
