@@ -76,13 +76,14 @@ class OpenAIConfig(_Remote):
     url: HttpUrl
     """Base URL with the version path, like https://api.openai.com/v1."""
     prompt_cache: PromptCacheStyle | Literal["auto"] = "auto"
-    """How the provider's prompt cache is used; `auto`: `key` for OpenAI itself, else `none`."""
+    """How the provider's prompt cache is used; `auto`: `key` for OpenAI and Azure, else `none`."""
 
     @property
     def style(self) -> PromptCacheStyle:
         if self.prompt_cache != "auto":
             return self.prompt_cache
-        return "key" if urlsplit(self.url).hostname == "api.openai.com" else "none"
+        host = urlsplit(self.url).hostname or ""
+        return "key" if host == "openai.com" or host.endswith((".openai.com", ".openai.azure.com")) else "none"
 
 
 class AnthropicConfig(_Remote):

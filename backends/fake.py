@@ -55,6 +55,8 @@ class Seen:
     body: bytes
     gone: bool = False
     finished: bool = False
+    status: int = 0
+    """How it was answered."""
 
     def json(self) -> Any:
         return orjson.loads(self.body)
@@ -79,10 +81,15 @@ class FakeUpstream:
         query = scope["query_string"].decode()
         seen = Seen(scope["method"], scope["path"], query, asgi.header_map(scope), body)
         self.seen.append(seen)
-        script = self.scripts.pop(0) if self.scripts else self.script
+        script = self.scripts.pop(0) if self.scripts and seen.method == "POST" else self.script
+
+        async def told(message: asgi.Message) -> None:
+            seen.status = message.get("status", seen.status)
+            await send(message)
+
         async with asgi.HangupWatch(receive) as watch:
             watch.start()
-            await self._answer(script, seen, send)
+            await self._answer(script, seen, told)
             seen.finished = True
         seen.gone = not seen.finished
 
@@ -132,7 +139,11 @@ class FakeUpstream:
     async def _send_message(
         self, script: Script, request: dict[str, Any], headers: list[tuple[bytes, bytes]], send: asgi.Send
     ) -> None:
-        """Anthropic's Messages API: what the marks say is read from the cache or written to it."""
+        """Anthropic's Messages API with its rules for `cache_control`; each mark reads 100 tokens from the cache."""
+        if (wrong := _wrong_marks(request)) is not None:
+            error = {"type": "error", "error": {"type": "invalid_request_error", "message": wrong}}
+            await asgi.send_json(send, 400, error, headers)
+            return
         message = _anthropic(script, request)
         if not request.get("stream"):
             await self._send_raw(script, orjson.dumps(message), [asgi.JSON, *headers], send)
@@ -164,6 +175,29 @@ def _message(script: Script, request: dict[str, Any]) -> dict[str, Any]:
         return script.message
     text = script.text if script.text is not None else f"echo: {request['messages'][-1].get('content')}"
     return {"role": "assistant", "content": text}
+
+
+def _wrong_marks(request: dict[str, Any]) -> str | None:
+    """What Anthropic would refuse."""
+    lives: list[str] = []
+
+    def look(blocks: Any) -> str | None:
+        for block in blocks if isinstance(blocks, list) else ():
+            if (wrong := look(block.get("content"))) is not None:
+                return wrong
+            if "cache_control" not in block:
+                continue
+            if block.get("type") == "thinking" or block.get("defer_loading") or block.get("text") == "":
+                return "cache_control cannot be set here"
+            lives.append(block["cache_control"].get("ttl", "5m"))
+        return None
+
+    for part in (request.get("tools"), request.get("system"), *(one["content"] for one in request["messages"])):
+        if (wrong := look(part)) is not None:
+            return wrong
+    if len(lives) > 4:
+        return f"A maximum of 4 blocks with cache_control may be provided. Found {len(lives)}."
+    return "a ttl='1h' block must not come after a ttl='5m' block" if lives != sorted(lives) else None
 
 
 def _anthropic(script: Script, request: dict[str, Any]) -> dict[str, Any]:

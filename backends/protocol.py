@@ -126,6 +126,13 @@ class Reply(Protocol):
     status: int
     headers: list[tuple[bytes, bytes]]
     """Names in lower case, without those of a single connection."""
+    whole: bytes | None
+    """The body, where it is here already."""
+
+    async def begin(self, most: int) -> tuple[list[bytes], bool]:
+        """The pieces of the body until there are `most` bytes or its end, and whether that is the end. Raises as
+        `chunks`, which then gives the rest."""
+        ...
 
     def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises `BackendInterrupted` when it ends before its end."""

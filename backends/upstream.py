@@ -17,6 +17,7 @@ import orjson
 from yarl import URL
 
 from backends.protocol import (
+    BackendError,
     BackendInterrupted,
     BackendStarting,
     BackendTimeout,
@@ -49,17 +50,35 @@ class UpstreamReply:
         self.headers = [
             (lower, value) for name, value in response.raw_headers if (lower := name.lower()) not in _HOP_BY_HOP_BYTES
         ]
+        self.whole: bytes | None = None
         self._backend, self._response, self._over = backend, response, over
+
+    async def begin(self, most: int) -> tuple[list[bytes], bool]:
+        content, pieces, size = self._response.content, list[bytes](), 0
+        try:
+            while chunk := await content.readany():
+                pieces.append(chunk)
+                size += len(chunk)
+                if content.at_eof():
+                    break
+                if size >= most:
+                    return pieces, False
+        except (TimeoutError, aiohttp.ClientError, ConnectionError) as error:
+            raise self._broken(error) from error
+        return pieces, True
 
     async def chunks(self) -> AsyncIterator[bytes]:
         content = self._response.content
         try:
             while chunk := await content.readany():
                 yield chunk
-        except TimeoutError as error:  # before ClientError: aiohttp's timeouts are both
-            raise BackendTimeout(self._backend, "the response stopped coming") from error
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise BackendInterrupted(self._backend, f"the response broke off: {error}") from error
+        except (TimeoutError, aiohttp.ClientError, ConnectionError) as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: Exception) -> BackendError:
+        if isinstance(error, TimeoutError):  # aiohttp's timeouts are ClientErrors, too
+            return BackendTimeout(self._backend, "the response stopped coming")
+        return BackendInterrupted(self._backend, f"the response broke off: {error}")
 
     async def close(self) -> None:
         over, self._over = self._over, _nothing

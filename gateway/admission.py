@@ -87,15 +87,13 @@ class Admission:
         """Have a request computed, with what it will probably need held until it is known; `relay`: (backend, method)
         where it is passed on as it is. Raises `Limited`, `BudgetSpent`, or what `Dispatch` raises."""
 
-        async def computed() -> Dispatched:
-            return await (self._dispatch.open(ask) if relay is None else self._dispatch.relay(*relay, ask))
-
+        computed = self._dispatch.open(ask) if relay is None else self._dispatch.relay(*relay, ask)
         if ticket is None or not ticket.tenant.policy.limited:
-            return await computed()
+            return await computed
         reservation = Reservation(f"{ticket.holder}-{next(_numbers)}")
         try:
             await self._reserve(ticket, ask, relay[0] if relay else "", reservation)
-            dispatched = await computed()
+            dispatched = await computed
         except asyncio.CancelledError:
             # The client has left; the provider has probably read the prompt by now, and charges for it.
             begun = None if ask.path in FREE else Usage(ask.prompt_tokens, 0)
@@ -104,6 +102,8 @@ class Admission:
         except BaseException:
             self._settle(reservation, None, ("", "", ""))
             raise
+        finally:
+            computed.close()  # where it was not begun
         dispatched.settle = partial(self._ended, reservation, ask, dispatched)
         return dispatched
 
@@ -170,8 +170,7 @@ class Admission:
 
     def leave(self, ticket: Ticket) -> None:
         """A request is over."""
-        held = [(limit, -1) for limit in ticket.limits if limit.kind == "concurrency"]
-        if held:
+        if ticket.limits and (held := [(limit, -1) for limit in ticket.limits if limit.kind == "concurrency"]):
             self._counters.give(held, ticket.taken, ticket.holder)
 
     async def standing(self, tenant: Tenant) -> list[dict[str, Any]]:

@@ -84,7 +84,7 @@ def create_app(settings: Settings, processes: int = 1) -> Application:
     counters = _counters(settings, processes)
     admission = Admission(counters, Prices(settings.prices), dispatch)
     store = _answer_store(settings, notes)
-    shared = processes > 1 or settings.store != "sqlite"
+    shared = processes > 1 or bool(settings.redis)
     semantic = settings.cache.semantic
     deadline = semantic.deadline if semantic else LOOKUP_DEADLINE
     answers = Answers(store, int(settings.cache.size), deadline, metrics, shared=shared)
@@ -158,11 +158,11 @@ def _tenants(settings: Settings, auth: Auth, registry: Registry | None) -> Calla
 
 def _counters(settings: Settings, processes: int) -> CounterStore:
     local = LocalCounters(settings.data / "money.sqlite", processes)
-    if settings.store == "sqlite":
+    if not settings.redis:
         return local
     from gateway.stores.redis_counters import RedisCounters  # needs the package redis
 
-    return RedisCounters(settings.store, local)
+    return RedisCounters(settings.redis, local)
 
 
 def _masked(dispatch: Dispatch, settings: Settings, tenant: Tenant, text: str) -> str:
@@ -207,10 +207,10 @@ async def _semantic_tier(settings: Settings, threshold: float, notes: dict[str, 
 
 def _answer_store(settings: Settings, notes: dict[str, str]) -> AnswerStore:
     """The store; one that cannot be used is set aside, since answers can be computed again and clients cannot wait."""
-    if settings.store != "sqlite":
+    if settings.redis:
         from gateway.stores.redis import RedisAnswers  # needs the package redis
 
-        return RedisAnswers(settings.store)
+        return RedisAnswers(settings.redis)
     path = settings.data / "answers.sqlite"
     try:
         return SQLiteAnswers(path)

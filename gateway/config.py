@@ -11,7 +11,7 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 from backends.config import BackendConfig
 from backends.engine.config import EngineConfig
 from backends.prompt_cache import PromptCacheConfig
-from backends.protocol import Duration, Secret, Section
+from backends.protocol import Duration, Secret, Section, reveal
 from embedder.config import EmbedderConfig
 from gateway.cache.config import CacheConfig, TenantCacheConfig
 from gateway.routes import ModelConfig, check_targets, resolve
@@ -69,7 +69,8 @@ class Settings(Section):
 
     listen: str = "127.0.0.1:8080"
     data: Path = Field(default=Path("~/.local/share/hitherto"), validate_default=True)
-    store: str = Field(default="sqlite", pattern=r"^(sqlite|rediss?://.+)$")
+    store: str = Field(default="sqlite", pattern=r"^(sqlite|rediss?://.+|env:\w+)$")
+    """`sqlite`, a Redis URL, or `env:NAME` of one that holds a password."""
     embedder: EmbedderConfig = EmbedderConfig()
     backends: dict[str, BackendConfig] = {"local": EngineConfig(model=DEFAULT_MODEL)}
     models: dict[str, ModelConfig] = Field(default_factory=dict)
@@ -92,6 +93,13 @@ class Settings(Section):
     body_limit: ByteSize = Field(default=ByteSize(32 << 20), gt=0)
     transparent: str | None = Field(default=None, exclude=True, repr=False)
     """The upstream of `--upstream`; not a key of the file."""
+
+    @field_validator("store")
+    @classmethod
+    def _store(cls, value: str) -> str:
+        if value.startswith("env:") and not reveal(value).startswith(("redis://", "rediss://")):
+            raise ValueError(f"the environment variable {value.removeprefix('env:')} holds no redis:// URL")
+        return value
 
     @field_validator("data")
     @classmethod
@@ -142,6 +150,11 @@ class Settings(Section):
             config = BreakerConfig() if entry is None else self.breakers[entry]
             found[name] = config or None
         return found
+
+    @property
+    def redis(self) -> str:
+        """The URL of the store, where it is Redis; else empty."""
+        return "" if self.store == "sqlite" else reveal(self.store) if self.store.startswith("env:") else self.store
 
     def surroundings(self) -> Surroundings:
         """What tenants' files may name or inherit."""

@@ -10,7 +10,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from urllib.parse import unquote
 
@@ -81,25 +81,24 @@ class Candidate:
     note: str = ""
 
 
-@dataclass(slots=True)
 class _Work:
     """One request on its way through its candidates."""
 
-    ask: Ask
-    route: Route
-    targets: Sequence[Target]
-    equals: Sequence[Target]
-    deadline: float | None
-    """Of the event loop's clock."""
-    began: float = field(default_factory=time.monotonic)
-    bodies: dict[tuple[str, str | None], tuple[bytes, str]] = field(default_factory=dict)
-    """The request as each target gets it, and what was done for the prompt cache."""
-    not_before: dict[str, float] = field(default_factory=dict)
-    """When a place wants to be asked again."""
-    out: set[str] = field(default_factory=set)
-    """Places that will say the same however often they are asked."""
-    worst: tuple[Outcome, Candidate] | None = None
-    """The failure that tells most, for when nobody answers."""
+    def __init__(self, ask: Ask, route: Route) -> None:
+        self.ask, self.route = ask, route
+        self.targets: Sequence[Target] = route.targets
+        self.equals: Sequence[Target] = route.equals
+        self.deadline: float | None = None
+        """Of the event loop's clock."""
+        self.began = time.monotonic()
+        self.bodies: dict[tuple[str, str | None], tuple[bytes, str]] = {}
+        """The request as each target gets it, and what was done for the prompt cache."""
+        self.not_before: dict[str, float] = {}
+        """When a place wants to be asked again."""
+        self.out: set[str] = set()
+        """Places that will say the same however often they are asked."""
+        self.worst: tuple[Outcome, Candidate] | None = None
+        """The failure that tells most, for when nobody answers."""
 
     @property
     def late(self) -> bool:
@@ -161,7 +160,9 @@ class Dispatch:
 
         Equals that share the load are one: any of them gives the answer. Raises as `route`, or `Unable`.
         """
-        equals = routing.equals(self._able(self.route(ask.model, ask.tenant), ask))
+        route = self.route(ask.model, ask.tenant)
+        able = self._able(route, ask)
+        equals = route.equals if able is route.targets else routing.equals(able)
         if len(equals) == 1:
             target = equals[0]
             return target.backend, self.backends[target.backend].identity, target.model or ask.model
@@ -178,9 +179,17 @@ class Dispatch:
 
     async def open(self, ask: Ask) -> Dispatched:
         """The first candidate that answers, or the failure that tells most. Raises a `BackendError` or `Unable`."""
-        work = self._work(ask)
+        route, start = self.route(ask.model, ask.tenant), 0
+        work = _Work(ask, route)
         try:
-            for number in range(work.route.retry.attempts):
+            if (candidate := self._only(work)) is not None:  # most requests, in fewer steps
+                outcome = await self._attempt(candidate, work)
+                if outcome.kind in ("", "final"):
+                    return self._dispatched(outcome, candidate, work)
+                await self._failed(outcome, candidate, work)
+                start = 1
+            self._plan(work)
+            for number in range(start, route.retry.attempts):
                 if number and not await self._paused(work, number):
                     break
                 for candidate in (waiting := self._permitted(work, number)):
@@ -240,15 +249,32 @@ class Dispatch:
             raise Unable(f"no backend of the model {ask.model!r} can answer this: {why}")
         return found
 
-    def _work(self, ask: Ask) -> _Work:
-        route = self.route(ask.model, ask.tenant)
+    def _only(self, work: _Work) -> Candidate | None:
+        """The one place of a plain route, if it may be asked."""
+        route = work.route
+        if not route.is_plain:
+            return None
+        target = route.targets[0]
+        backend = self.backends[target.backend]
+        if backend.kind == "vllm":
+            return None
+        server = backend.places(b"")[0]
+        place = self.places.at(target.backend, server)
+        place.retries.sent()
+        permission = place.ask()
+        return None if permission is None else Candidate(target, backend, server, place, permission)
+
+    def _plan(self, work: _Work) -> None:
+        """Say who can answer, in the order in which they are asked. Raises `Unable`."""
+        route, ask = work.route, work.ask
         targets = self._able(route, ask)
-        equals = routing.equals(targets)
+        work.equals = route.equals if targets is route.targets else routing.equals(targets)
         if len(targets) > 1 and any(target.weight is not None for target in targets):
             pace = {one.backend: self._expected(one.backend) for one in targets} if route.choose == "fastest" else {}
             targets = routing.in_order(targets, route.choose, ask.conversation(), self._draw, pace)
-        deadline = None if route.total is None else asyncio.get_running_loop().time() + route.total
-        return _Work(ask, route, targets, equals, deadline)
+        work.targets = targets
+        if route.total is not None:
+            work.deadline = asyncio.get_running_loop().time() + route.total
 
     def _expected(self, backend: str) -> float:
         return min(self.places.at(backend, one).expected for one in self.backends[backend].places(b""))

@@ -85,6 +85,12 @@ class _Remembering:
         reply, served, stream = self._dispatched.reply, self._served, self._stream
         copy, kept, begun = bytearray(), self._readable, False
         try:
+            if reply.whole is not None and not stream:
+                self._passed = len(reply.whole)
+                if kept:
+                    self._remember(reply.whole)
+                yield reply.whole
+                return
             async for chunk in reply.chunks():
                 self._passed += len(chunk)
                 if kept and len(copy) + len(chunk) <= COPY_LIMIT:

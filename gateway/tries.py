@@ -32,24 +32,23 @@ class Begun:
         """`stream`: a stream was asked for."""
         self.status, self.headers = reply.status, reply.headers
         self._reply, self._place, self._permission, self._deadline = reply, place, permission, deadline
-        self._source = reply.chunks()
         self._first: list[bytes] = []
-        self._whole = False
-        kind = next((value for name, value in reply.headers if name == b"content-type"), b"")
+        self.whole: bytes | None = None
+        kind = b""
+        for name, value in reply.headers:
+            if name == b"content-type":
+                kind = value
+                break
         self.is_stream = kind.startswith(b"text/event-stream") or (stream and self.status < 400)
         # What is no JSON (speech, pictures) is as good in pieces, and may be long.
         self._in_pieces = self.is_stream or (self.status < 400 and b"json" not in kind)
 
-    async def begin(self) -> None:
+    async def arrive(self) -> None:
         """Wait for the first piece of a stream, or for the whole of anything else: until then nothing was passed on."""
         most = 1 if self._in_pieces else _ERROR_LIMIT if self.status >= 400 else COPY_LIMIT
-        size = 0
-        async for chunk in self._source:
-            self._first.append(chunk)
-            size += len(chunk)
-            if size >= most:
-                return
-        self._whole = True
+        self._first, ended = await self._reply.begin(most)
+        if ended:
+            self.whole = self._first[0] if len(self._first) == 1 else b"".join(self._first)
 
     def says_too_long(self) -> bool:
         """Whether an error says that the request does not fit the model."""
@@ -60,19 +59,24 @@ class Begun:
         first = self._first[0].lstrip() if self.is_stream and self._first else b""
         return first.startswith((b"event: error", b"event:error", b'data: {"error"', b'data:{"error"'))
 
+    async def begin(self, most: int) -> tuple[list[bytes], bool]:
+        first, self._first = self._first, []
+        return first, self.whole is not None
+
     async def chunks(self) -> AsyncIterator[bytes]:
         while self._first:
             yield self._first.pop(0)
-        if self._whole:
+        if self.whole is not None:
             return
         try:
             if self._deadline is None:
-                async for chunk in self._source:
+                async for chunk in self._reply.chunks():
                     yield chunk
                 return
+            source = self._reply.chunks()
             while True:
                 async with asyncio.timeout_at(self._deadline):
-                    chunk = await anext(self._source, b"")
+                    chunk = await anext(source, b"")
                 if not chunk:
                     return
                 yield chunk
@@ -124,9 +128,13 @@ async def attempt(
     began, reply, told = time.monotonic(), None, False
     left = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
     try:
-        async with asyncio.timeout(left if limit is None else limit if left is None else min(limit, left)):
+        if limit is None and left is None:
             reply = Begun(await server.open(call), place, permission, deadline, stream)
-            await reply.begin()
+            await reply.arrive()
+        else:
+            async with asyncio.timeout(left if limit is None else limit if left is None else min(limit, left)):
+                reply = Begun(await server.open(call), place, permission, deadline, stream)
+                await reply.arrive()
         kind = _kind(reply, server, ours)
         if kind in ("", "too-long", "final"):
             place.succeeded(permission, None if kind else time.monotonic() - began, reply.is_stream)

@@ -63,6 +63,7 @@ class Breaker:
     _until: float = 0.0
     _pauses: int = 1
     _row: int = 0
+    _open_door: Pass = Pass(0)
     _probing: int = 0
     _proven: int = 0
     _slots: deque[list[int]] = field(default_factory=deque)
@@ -71,7 +72,7 @@ class Breaker:
     def ask(self, now: float) -> Pass | None:
         """Permission for a request, or None."""
         if self.state == "closed":
-            return Pass(self.era)
+            return self._open_door
         if self.state == "open":
             if now < self._until:
                 return None
@@ -128,6 +129,7 @@ class Breaker:
     def _become(self, state: State, now: float) -> None:
         self.state = state
         self.era += 1
+        self._open_door = Pass(self.era)
         self._row = self._probing = self._proven = 0
         self._slots.clear()
 

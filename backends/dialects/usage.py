@@ -26,11 +26,14 @@ def read(usage: object) -> Usage | None:
         return None
     # Embeddings tell no completion; some providers leave what was thought out of it, but not out of the total.
     completion = max(completion or 0, (total or 0) - prompt)
-    details = _mapping(usage, "prompt_tokens_details") or _mapping(usage, "input_tokens_details")
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    if not isinstance(details, dict):
+        details = {}
     cached = _first(details, "cached_tokens")
     if cached is None:
         cached = _first(usage, "prompt_cache_hit_tokens", "cache_read_input_tokens")  # DeepSeek; LiteLLM
-    sources = {str(name): n for name, n in _mapping(details, "cached_by_tier").items() if isinstance(n, int)}
+    tiers = _mapping(details, "cached_by_tier") if "cached_by_tier" in details else {}
+    sources = {str(name): n for name, n in tiers.items() if isinstance(n, int)}
     written = _first(details, "cache_write_tokens", "cache_creation_tokens")
     if written is None:
         written = _first(usage, "cache_creation_input_tokens")
@@ -63,8 +66,8 @@ def merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, An
 def _first(values: Mapping[str, Any], *names: str) -> int | None:
     for name in names:
         value = values.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return max(0, min(value, _MOST))
+        if type(value) is int:
+            return value if 0 <= value <= _MOST else 0 if value < 0 else _MOST
     return None
 
 

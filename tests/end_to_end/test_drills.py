@@ -135,7 +135,9 @@ cache: {{exact: false}}
         for number in itertools.count():
             if stop.wait(0.4):
                 return
-            path.write_text(text + f"cache: {{ttl: {number + 1}m}}\n" if number % 3 else "tenant: acme\nbroken: 1\n")
+            more = f"cache: {{ttl: {number + 1}m}}\nroutes: {{extra{number}: {{try: [well]}}}}\n"
+            fresh = text.replace("keys: [", f"keys: ['{hash_key(str(number))}', ")
+            path.write_text(fresh + more if number % 3 else "tenant: acme\nbroken: 1\n")
             written.append(number)
 
     changing = threading.Thread(target=change)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import re
 import sqlite3
 import time
@@ -28,6 +29,7 @@ backends:
 models: {{m: {{try: [up], retry: {{attempts: 1}}}}, cheap: {{try: [up]}}, claude-*: {{try: [claude]}}, gpt-x: m}}
 prices: {{m: {{input: 1 USD/M, output: 10 USD/M}}, cheap: {{input: 0.1 USD/M, output: 1 USD/M}}}}
 cache: {{semantic: false}}
+breakers: {{up: {{failures: 1.0, in_a_row: 1000000}}}}
 admin: {{key: "env:TEST_ADMIN_KEY"}}
 """
 TENANTS = {
@@ -50,6 +52,7 @@ TENANTS = {
     "elsewhere": "routes: {m: {try: [{backend: up, model: its-own}]}, secret: {try: [up]}}",
     "trusted": "relay: all",
     "crowd": "budget: {per_day: 0.001 USD, when_spent: {downgrade: cheap}}\nmodels: [m]",
+    "billed": "budget: {per_month: 500 USD}\nlimits: {tokens_per_day: 100000000, concurrency: 100}",
     "leaver": "budget: {per_day: 1 USD}\nlimits: {tokens_per_minute: 100000}",
 }
 ADMIN = {"authorization": "Bearer root"}
@@ -349,6 +352,26 @@ def test_hits_cost_nothing_and_streams_without_usage_something(gateway: Gateway,
     ask(gateway, key, "streamed", stream=True)
     time.sleep(0.2)
     assert spent(gateway, key)["spent"] == once
+
+
+def test_what_is_booked_is_the_providers_own_bill(gateway: Gateway, upstream: FakeServer) -> None:
+    """Streams and whole answers, hits, followers and failures, many at once: every computed answer is booked once."""
+    draw = random.Random(7)
+    scripts = [Script(), Script(), Script(delay=0.05), Script(status=500), Script(status=429), Script(status=400)]
+
+    def one(number: int) -> int:
+        upstream.app.script = draw.choice(scripts)
+        fields: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if number % 2 else {}
+        return ask(gateway, "billed", f"question {draw.randrange(60)}", max_tokens=20, **fields).status_code
+
+    with ThreadPoolExecutor(16) as pool:
+        statuses = list(pool.map(one, range(300)))
+    assert 200 in statuses and 500 in statuses
+    assert eventually(lambda: spent(gateway, "billed")["held"] == 0)
+    bill = sum(seen.status == 200 for seen in upstream.app.seen) * 81
+    assert bill > 0 and round(spent(gateway, "billed")["spent"] * 1e6) == bill
+    left = ask(gateway, "billed", "one more", max_tokens=1).headers["x-ratelimit-remaining-tokens"]
+    assert 100_000_000 - int(left) - 18 * bill // 81 < 60, "and so are the tokens"
 
 
 def stored(gateway: Gateway) -> bytes:
