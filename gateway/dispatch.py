@@ -142,7 +142,7 @@ class Dispatch:
         self._draw = random.Random()
         self._hedges = Hedges(metrics)
         self._reuse = Reuse()
-        self.salt = lru_cache(maxsize=4096)(self._salt)
+        self.salt: Callable[[str], str] = lru_cache(maxsize=4096)(self._salt)
         """A tenant's secret by its name: prefix KV is as private as answers are."""
 
     def route(self, model: str, tenant: Tenant) -> Route:

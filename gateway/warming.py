@@ -67,7 +67,9 @@ class Warmer:
     def _wanted(self) -> Wanted:
         """The templates to warm, each with the salt of a tenant that may call it."""
         pairs = (
-            (one, self._dispatch.salt(tenant)) for tenant in self._tenants() for one in tenant.policy.templates.warm
+            (one, self._dispatch.salt(tenant.name))
+            for tenant in self._tenants()
+            for one in tenant.policy.templates.warm
         )
         return list(islice(pairs, MOST))
 
@@ -85,17 +87,21 @@ class Warmer:
         return results
 
     async def _watch(self, name: str) -> None:
-        """Warm the templates whenever the engine has started, and again later what did not work."""
-        boot, done_for, engine = "", list[tuple[Template, str]](), self._engines[name]
+        """Warm the templates whenever the engine has started or the tenants have changed, and again what did not work."""
+        boot, done_for = "", list[tuple[Template, str]]()
         while True:
             pause, wanted = LOOK_SECONDS, self._wanted()
-            state = await engine.state() if wanted else None
-            if state is not None and (state["boot"] != boot or wanted != done_for):
-                results = await self._warm(name, wanted)
-                for done in results:
-                    log.info("template %s on %s: %s", done.template, name, done.error or f"{done.tokens} tokens")
-                if any(done.again for done in results):
-                    pause = RETRY_SECONDS
-                else:
-                    boot, done_for = state["boot"], wanted
+            try:
+                state = await self._engines[name].state() if wanted else None
+                if state is not None and (state["boot"] != boot or wanted != done_for):
+                    results = await self._warm(name, wanted)
+                    for done in results:
+                        log.info("template %s on %s: %s", done.template, name, done.error or f"{done.tokens} tokens")
+                    if any(done.again for done in results):
+                        pause = RETRY_SECONDS
+                    else:
+                        boot, done_for = state["boot"], wanted
+            except Exception:  # nobody else would hear of it
+                log.exception("templates could not be warmed on %s", name)
+                pause = RETRY_SECONDS
             await asyncio.sleep(pause)
