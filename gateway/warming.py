@@ -87,7 +87,7 @@ class Warmer:
         return results
 
     async def _watch(self, name: str) -> None:
-        """Warm the templates whenever the engine has started or the tenants have changed, and again what did not work."""
+        """Warm the templates whenever the engine has started or tenants have changed, and again what did not work."""
         boot, done_for = "", list[tuple[Template, str]]()
         while True:
             pause, wanted = LOOK_SECONDS, self._wanted()
