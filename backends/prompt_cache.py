@@ -100,6 +100,21 @@ def prepare(
         return Prepared(body)
     if not isinstance(value, dict):
         return Prepared(body)
+    try:
+        notes = _improve(value, style, config, tenant, reuse, now)
+        changed = orjson.dumps(value) if notes else body
+    except TypeError:  # orjson reads deeper nesting than it writes
+        return Prepared(body)
+    words = ",".join(notes)
+    if not notes or config.mode == "report":
+        return Prepared(body, f"would={words}" if notes else "")
+    return Prepared(changed, f"did={words}")
+
+
+def _improve(
+    value: dict[str, Any], style: PromptCacheStyle, config: PromptCacheConfig, tenant: bytes, reuse: Reuse, now: float
+) -> list[str]:
+    """Change a request; what was done. Raises TypeError for what is nested too deeply."""
     sorted_tools = config.sort_tools and _sort_tools(value)
     notes = ["tools-sorted"] if sorted_tools else []
     if style == "key":
@@ -109,15 +124,7 @@ def prepare(
             notes.append("key")
     else:
         notes += _mark(value, config, tenant, reuse, now)
-    if not notes:
-        return Prepared(body)
-    words = ",".join(notes)
-    if config.mode == "report":
-        return Prepared(body, f"would={words}")
-    try:
-        return Prepared(orjson.dumps(value), f"did={words}")
-    except TypeError:  # orjson reads deeper nesting than it writes
-        return Prepared(body)
+    return notes
 
 
 def minimum(model: str) -> int:
@@ -153,10 +160,7 @@ def _beginning(value: dict[str, Any]) -> bytes:
             break
         system.append(message.get("content"))
     shared = [value.get("model"), value.get("tools"), value.get("instructions"), system or messages[:1]]
-    try:
-        return orjson.dumps(shared) if any(shared[1:]) else b""
-    except TypeError:
-        return b""
+    return orjson.dumps(shared) if any(shared[1:]) else b""
 
 
 @dataclass(slots=True)

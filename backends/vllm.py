@@ -17,7 +17,7 @@ log = logging.getLogger("hitherto.vllm")
 LOOK_SECONDS = 2.0
 SICK = 2
 """So many looks in a row find nobody before a replica is asked last."""
-_SALT = re.compile(rb'"cache_salt"|\\\\u00')
+_SALT = re.compile(rb'"cache_salt"|\\u00')
 
 Ranking = Callable[[bytes, Sequence[str], Mapping[str, int], float], list[str]]
 

@@ -18,6 +18,8 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 
+import orjson
+
 from backends.dialects import openai_chat
 from backends.protocol import Reply, Usage
 from gateway.ask import FREE, Ask
@@ -58,10 +60,16 @@ class Admission:
         self._counters, self._prices, self._dispatch = counters, prices, dispatch
 
     async def afford(self, tenant: Tenant, body: bytes) -> tuple[bytes, bool]:
-        """The JSON body, with a cheaper model's name where the budget is spent and says so."""
+        """The body, with a cheaper model's name where the budget is spent and says so. Raises `BudgetSpent`."""
         budget = tenant.policy.budget
         if budget is None or not isinstance(budget.when_spent, Downgrade) or not await self._is_spent(tenant, budget):
             return body, False
+        try:
+            model = orjson.loads(body)["model"]
+        except (ValueError, TypeError, KeyError):
+            model = None
+        if not isinstance(model, str):
+            raise _spent(tenant, budget)  # there is no name that could be another's
         return openai_chat.with_model(body, budget.when_spent.downgrade), True
 
     async def enter(self, tenant: Tenant, user: str, model: str, downgraded: bool = False) -> Ticket:
@@ -96,7 +104,7 @@ class Admission:
             dispatched = await computed
         except asyncio.CancelledError:
             # The client has left; the provider has probably read the prompt by now, and charges for it.
-            begun = None if ask.path in FREE else Usage(ask.prompt_tokens, 0)
+            begun = Usage(ask.prompt_tokens, 0) if ask.reached and ask.path not in FREE else None
             self._settle(reservation, begun, self._dispatch.priced(ask, relay[0] if relay else ""))
             raise
         except BaseException:
@@ -114,17 +122,19 @@ class Admission:
         dispatched.settle = lambda usage, size: None
         if dispatched.reply.status != 200 or ask.path in FREE:
             usage = None
-        elif usage is None and size:  # broken off, or not told: what it looks like
-            usage = Usage(ask.prompt_tokens, _looks_like(dispatched.reply, size))
+        elif usage is None and (size or ask.model):  # broken off, or not told: what it looks like
+            usage = Usage(ask.prompt_tokens, _looks_like(dispatched.reply, size) if size else 0)
         self._settle(reservation, usage, dispatched.priced)
 
     async def _reserve(self, ticket: Ticket, ask: Ask, backend: str, reservation: Reservation) -> None:
         """Take what a computation will probably need. Raises `Limited` or `BudgetSpent`."""
         tenant, prompt, answer = ticket.tenant, ask.prompt_tokens, ask.answer_tokens
         # An answer's length is a guess: what would not fit into the whole limit takes all of it, and is settled.
-        wanted = [
-            (limit, max(prompt, min(prompt + answer, limit.limit))) for limit in ticket.limits if limit.kind == "tokens"
-        ]
+        wanted = []
+        for limit in (limit for limit in ticket.limits if limit.kind == "tokens"):
+            most = self._counters.share(limit)
+            fits = prompt <= limit.limit
+            wanted.append((limit, min(prompt + answer, most) if fits else prompt))
         budget = tenant.policy.budget
         if wanted:
             states, taken = await self._counters.take(wanted, reservation.holder)

@@ -35,6 +35,8 @@ class Ask:
     tenant: Tenant
     fields: Mapping[str, Any]
     question: str | None = None
+    reached: bool = False
+    """Whether somebody has been sent it, and may charge for it."""
     _prompt: int = 0
 
     @property

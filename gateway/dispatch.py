@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import orjson
 
 from backends import prompt_cache, vllm
-from backends.dialects import openai_chat
+from backends.dialects import forms, openai_chat
 from backends.dialects.openai_chat import MalformedRequest
 from backends.prompt_cache import Reuse
 from backends.protocol import Backend, BackendError, Call, NobodyLeft, Reply, Server, Usage
@@ -319,9 +319,14 @@ class Dispatch:
         if work.route.hedge is None:
             return await self._attempt(first, work), first
         tried = partial(self._attempt, work=work)
-        return await first_answer(self._hedges, work.route, work.ask.stream, first, others, tried)
+        outcome, candidate, lost = await first_answer(self._hedges, work.route, work.ask.stream, first, others, tried)
+        if lost is not None:
+            await self._failed(*lost, work)
+        return outcome, candidate
 
     async def _failed(self, outcome: Outcome, candidate: Candidate, work: _Work) -> None:
+        if outcome.kind == "unreachable":
+            work.ask.reached = False
         self._metrics.tries_failed.labels(candidate.place.name, outcome.kind).inc()
         log.info("%s: %s", candidate.place.name, outcome.told)
         await work.failed(outcome, candidate)
@@ -332,10 +337,13 @@ class Dispatch:
         except BaseException:
             candidate.place.dropped(candidate.permission)
             raise
-        ask = work.ask
+        ask, total = work.ask, work.route.total
+        ask.reached = True
+        left = None if work.deadline is None else max(0.0, work.deadline - asyncio.get_running_loop().time())
+        fair = left is None or total is None or left >= 0.9 * total  # else others have used the time up
         return await attempt(
-            candidate.server, candidate.place, candidate.permission, call, work.route.first_byte, work.deadline,
-            ours=not ask.tenant.credentials, stream=ask.stream,
+            candidate.server, candidate.place, candidate.permission, call, work.route.first_byte, work.deadline, left,
+            fair, ours=not ask.tenant.credentials, stream=ask.stream,
         )  # fmt: skip
 
     def _call(self, candidate: Candidate, work: _Work) -> Call:
@@ -349,8 +357,12 @@ class Dispatch:
 
     def _prepared(self, target: Target, backend: Backend, ask: Ask) -> tuple[bytes, str]:
         body = ask.body
-        if target.model not in (None, ask.model) and ask.fields:
-            body = openai_chat.with_model(body, str(target.model))
+        if target.model is not None and target.model != ask.model:
+            kind = ask.headers.get("content-type", "")
+            if ask.fields:
+                body = openai_chat.with_model(body, target.model)
+            elif forms.is_form(kind):
+                body = forms.with_value(body, kind, "model", target.model)
         note, config, style = "", ask.tenant.policy.prompt_cache, backend.prompt_cache
         if config.mode != "off" and ask.path in _STYLES.get(style, ()):
             secret = self.salt(ask.tenant.name).encode()

@@ -56,24 +56,25 @@ async def first_answer(
     first: Candidate,
     others: Iterator[Candidate],
     attempt: Callable[[Candidate], Awaitable[Outcome]],
-) -> tuple[Outcome, Candidate]:
-    """What the first of up to two candidates answers; both failures, if both fail, are the second one's."""
+) -> tuple[Outcome, Candidate, tuple[Outcome, Candidate] | None]:
+    """What the first of up to two candidates answers, and the failure of the other one, if it failed before."""
     seen = hedges.of(route)
     pace = seen.paces[stream]
     assert route.hedge is not None
     delay = pace.p95 if route.hedge.after == "p95" else route.hedge.after
     seen.budget.sent()
-    began = time.monotonic()
+    began, lost = time.monotonic(), None
     running = {asyncio.ensure_future(attempt(first)): first}
     try:
         done, _ = await asyncio.wait(running, timeout=delay)
-        if not done and (second := next(others, None)) is not None:
-            if seen.budget.take():
+        if not done and not seen.budget.take():
+            hedges.count.labels("not-allowed").inc()
+        elif not done:
+            if (second := next(others, None)) is not None:
                 hedges.count.labels("sent").inc()
                 running[asyncio.ensure_future(attempt(second))] = second
             else:
-                hedges.count.labels("not-allowed").inc()
-                second.place.dropped(second.permission)
+                seen.budget.left += 1.0  # there is nobody beside
         while True:
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             task = done.pop()
@@ -83,8 +84,12 @@ async def first_answer(
                     pace.add(time.monotonic() - began)
                     if candidate is not first:
                         hedges.count.labels("won").inc()
-                return outcome, candidate
-            await outcome.drop()
+                return outcome, candidate, lost
+            lost = outcome, candidate
+    except BaseException:
+        if lost is not None:
+            await lost[0].drop()
+        raise
     finally:
         if running:  # nobody waits for them
             letting_go = asyncio.create_task(_let_go(list(running)))

@@ -117,16 +117,18 @@ async def attempt(
     call: Call,
     limit: float | None,
     deadline: float | None,
+    left: float | None,
+    fair: bool,
     ours: bool,
     stream: bool,
 ) -> Outcome:
-    """One try: `limit` seconds for its first byte, `deadline` (of the event loop's clock) for its last.
+    """One try: `limit` seconds for its first byte, `deadline` (of the event loop's clock) for its last, `left` seconds
+    from now; `fair`: that is enough to blame whoever does not answer in it.
 
     `ours`: the credential is the gateway's own, so that a refusal of it is the backend's matter. `permission` is told
     exactly one outcome.
     """
     began, reply, told = time.monotonic(), None, False
-    left = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
     try:
         if limit is None and left is None:
             reply = Begun(await server.open(call), place, permission, deadline, stream)
@@ -146,11 +148,12 @@ async def attempt(
         reply = None  # it is the outcome's now
         return outcome
     except TimeoutError:
-        if limit is None or (left is not None and left < limit):  # others have used the time up
+        waited = time.monotonic() - began
+        if not fair and left is not None and (limit is None or left < limit):
             return Outcome("timeout", error=BackendTimeout(server.name, "all tries together took too long"))
-        place.failed(permission, f"no first byte within {limit:g} s")
+        place.failed(permission, f"no first byte within {waited:.1f} s")
         told = True
-        return Outcome("timeout", error=BackendTimeout(server.name, f"no first byte within {limit:g} s"))
+        return Outcome("timeout", error=BackendTimeout(server.name, f"no first byte within {waited:.1f} s"))
     except BackendError as error:
         if not isinstance(error, BackendStarting):
             place.failed(permission, error.detail)

@@ -11,12 +11,11 @@ import re
 import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
-from email.message import Message
 from typing import Any
 
 import orjson
 
-from backends.dialects import sse, usage
+from backends.dialects import forms, sse, usage
 from backends.dialects.openai_chat import USAGE_COMMENT, MalformedRequest
 from backends.protocol import Answer, Usage
 from gateway.api.endpoint import Door, Endpoint
@@ -34,7 +33,6 @@ _COMPUTES = re.compile(
 )
 """Paths that compute, so that their model decides where they go."""
 _NO_MODEL_NEEDED = frozenset({"/moderations", "/images/generations", "/images/edits", "/images/variations"})
-_PARTS_MOST = 1000
 
 
 class Passthrough(Endpoint):
@@ -164,7 +162,7 @@ def _json(body: bytes) -> dict[str, Any]:
 
 
 def _is_form(request: Incoming) -> bool:
-    return request.headers.get("content-type", "").lower().startswith("multipart/form-data")
+    return forms.is_form(request.headers.get("content-type", ""))
 
 
 def _model(request: Incoming, fields: Mapping[str, Any]) -> str:
@@ -172,30 +170,8 @@ def _model(request: Incoming, fields: Mapping[str, Any]) -> str:
     if fields or not _is_form(request):
         model = fields.get("model")
         return model if isinstance(model, str) else ""
-    found = _form_values(request.body, request.headers["content-type"], "model")
+    found = forms.values(request.body, request.headers["content-type"], "model")
     return found[0] if len(found) == 1 else ""
-
-
-def _form_values(body: bytes, content_type: str, name: str) -> list[str]:
-    """The values of a form's field (RFC 7578)."""
-    head = Message()
-    head["content-type"] = content_type
-    boundary = head.get_param("boundary")
-    if not isinstance(boundary, str) or not boundary:
-        return []
-    values = []
-    for part in body.split(b"--" + boundary.encode("latin-1", "replace"), _PARTS_MOST)[1:]:
-        headers, separator, value = part.partition(b"\r\n\r\n")
-        if not separator or len(headers) > 4096:
-            continue
-        about = Message()
-        for line in headers.decode("latin-1").split("\r\n"):
-            key, _, text = line.partition(":")
-            if key.strip().lower() == "content-disposition":
-                about["content-disposition"] = text.strip()
-        if about.get_param("name", header="content-disposition") == name:
-            values.append(value.removesuffix(b"\r\n").decode("utf-8", "replace"))
-    return values
 
 
 def usage_in(body: bytes) -> Usage | None:

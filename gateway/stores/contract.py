@@ -209,6 +209,10 @@ class CounterStore(Protocol):
 
     async def close(self) -> None: ...
 
+    def share(self, limit: Limit) -> int:
+        """How much of a limit is this process' own: all of it, unless several divide it."""
+        ...
+
     async def take(self, wanted: Sequence[tuple[Limit, int]], holder: str) -> tuple[list[State], Taken]:
         """Use so much of each limit, or of none if one of them does not allow it; how they stand then.
 

@@ -6,6 +6,7 @@ Clocks differ between machines, so Redis' own is asked. While Redis is away each
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import deque
@@ -23,6 +24,9 @@ AWAY_SECONDS = 5.0
 """After a failure Redis is left alone for so long."""
 LEASE_SECONDS = 1800.0
 """What a gateway that died had taken or held is free again after this."""
+_HOPELESS = ("ResponseError", "DataError", "NoPermissionError")
+"""What Redis will say again, however often it is asked."""
+_numbers = itertools.count()
 QUEUE = 100_000
 """So much is remembered for Redis while it is away."""
 T = TypeVar("T")
@@ -68,10 +72,13 @@ if ok then
 end
 return {ok and 1 or 0, tostring(now), out}
 """.replace("SLOTS", str(SLOTS))
+# The last key is this giving's own, as with settlements below.
 _GIVE = """
+if not redis.call('SET', KEYS[#KEYS], 1, 'NX', 'EX', 3600) then return 0 end
 local clock = redis.call('TIME')
 local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
-for i, key in ipairs(KEYS) do
+for i = 1, #KEYS - 1 do
+  local key = KEYS[i]
   local window, amount = tonumber(ARGV[2*i+1]), tonumber(ARGV[2*i+2])
   if window == 0 then redis.call('ZREM', key, ARGV[1])
   elseif amount > 0 then
@@ -166,16 +173,27 @@ class RedisCounters:
             return [_state(limit, 0 if ok else amount, amount if ok else 0, slots, now)
                     for (limit, amount), slots in zip(wanted, used, strict=True)], Taken(now, here=False)  # fmt: skip
 
-        return await self._there_or_here(there, lambda: self._local.take(wanted, holder))
+        asked = not self.estimated
+        states, taken = await self._there_or_here(there, lambda: self._local.take(wanted, holder))
+        held = [(limit, -1) for limit, _ in wanted if limit.kind == "concurrency"]
+        if asked and taken.here and held:  # Redis may have done it all the same, and only not said so in time
+            self._later_give(held, Taken(0.0, here=False), holder)
+        return states, taken
+
+    def share(self, limit: Limit) -> int:
+        return limit.limit
 
     def give(self, changes: Sequence[tuple[Limit, int]], taken: Taken, holder: str) -> None:
         if taken.here:
             self._local.give(changes, taken, holder)
-            return
+        else:
+            self._later_give(changes, taken, holder)
+
+    def _later_give(self, changes: Sequence[tuple[Limit, int]], taken: Taken, holder: str) -> None:
         facts: list[Any] = [holder, taken.at]
         for limit, amount in changes:
             facts += [limit.window, amount]
-        self._later("give", self._limits(changes), facts)
+        self._later("give", [*self._limits(changes), f"{self._prefix}given:{holder}:{next(_numbers)}"], facts)
 
     async def reserve(self, accounts: Sequence[Account], amount: int, holder: str) -> Account | None:
         async def there() -> Account | None:
@@ -219,8 +237,11 @@ class RedisCounters:
                 try:
                     await self._scripts[script](keys=keys, args=facts)
                 except Exception as error:
-                    self._is_away(error)
-                    continue
+                    if type(error).__name__ in _HOPELESS:
+                        log.error("Redis refuses to %s %s: %s", script, ", ".join(keys), error)
+                    else:
+                        self._is_away(error)
+                        continue
                 self._waiting.popleft()
             self._news.clear()
 

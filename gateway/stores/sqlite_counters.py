@@ -81,7 +81,7 @@ class LocalCounters:
             if window is None:
                 window = self._windows[limit.key] = Window(limit.window)
             window.forget(now)
-            mine = self._share(limit)
+            mine = replace(limit, limit=self.share(limit)) if self._processes > 1 else limit
             found.append((window, window.state(now, mine, amount), mine, amount))
         if any(state.wait for _, state, _, _ in found):
             return [state for _, state, _, _ in found], Taken(now)
@@ -124,10 +124,8 @@ class LocalCounters:
         found = [self._money[account.key] for account in accounts]
         return [(money.booked, sum(money.held.values())) for money in found]
 
-    def _share(self, limit: Limit) -> Limit:
-        if self._processes == 1:
-            return limit
-        return replace(limit, limit=max(1, limit.limit // self._processes))
+    def share(self, limit: Limit) -> int:
+        return max(1, limit.limit // self._processes)
 
     def _sweep(self, now: float) -> None:
         """Users that came once must not be remembered for ever."""
@@ -145,7 +143,7 @@ class LocalCounters:
             if account.key not in self._money:
                 self._money[account.key] = _Money(account.ends, None if self._path else 0)
         if any(self._money[account.key].written is None for account in accounts):
-            await self._flush()
+            await asyncio.shield(asyncio.ensure_future(self._flush()))  # whoever leaves takes nobody's money along
 
     async def _flush_often(self) -> None:
         while True:

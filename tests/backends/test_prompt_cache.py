@@ -157,8 +157,13 @@ def test_tools_in_another_order_are_the_same_prefix() -> None:
     assert [tool["name"] for tool in marked(own)["tools"]] == ["b", "a"], "a mark of the client's own binds the order"
 
 
+DEEP = b'{"system": [{"type": "text", "text": "x", "y": ' + b"[" * 300 + b"]" * 300 + b"}]}"
+
+
 @pytest.mark.parametrize(
-    "raw", [b"", b"[]", b"{", b'{"messages": 3}', b'{"messages": [1, null], "tools": [3]}', b'{"system": 5}']
+    "raw",
+    [DEEP, b"", b"[]", b"{", b'{"messages": 3}', b'{"messages": [1, null], "tools": [3]}', b'{"system": 5}'],
+    ids=lambda raw: repr(raw[:24]),
 )
 @pytest.mark.parametrize("style", ["key", "breakpoints"])
 def test_what_cannot_be_read_goes_as_it_is(raw: bytes, style: Any) -> None:

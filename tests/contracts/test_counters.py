@@ -220,3 +220,33 @@ async def test_a_locked_file_loses_nothing(tmp_path: Path) -> None:
     await again.open()
     assert await again.spent(money(100)) == [(90, 0)]
     await again.close()
+
+
+async def test_who_leaves_while_money_is_read_takes_nobodys_along(tmp_path: Path) -> None:
+    store = LocalCounters(tmp_path / "money.sqlite")
+    await store.open()
+    store.settle(money(10**6), 777, "a")
+    leaving = asyncio.create_task(store.reserve(money(100, "new|2026-11"), 1, "b"))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    await store.close()
+    again = LocalCounters(tmp_path / "money.sqlite")
+    await again.open()
+    assert await again.spent(money(10**6)) == [(777, 0)]
+    await again.close()
+
+
+async def test_what_redis_refuses_for_ever_does_not_hold_up_the_rest(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        store = RedisCounters(server.url, LocalCounters(tmp_path / "money.sqlite"))
+        await store.open()
+        await store._redis.set("hitherto:money:odd", "no hash")
+        store.settle((Account("odd", 5, time.time() + 1000),), 1, "a")
+        store.settle(money(100), 7, "b")
+        for _ in range(100):
+            if not store._waiting:
+                break
+            await asyncio.sleep(0.02)
+        assert await store.spent(money(100)) == [(7, 0)] and not store.estimated
+        await store.close()

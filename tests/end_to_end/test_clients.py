@@ -117,6 +117,14 @@ def test_a_second_request_that_comes_too_early_does_not_break_into_an_answer(
             reply += connection.recv(65536)
 
 
+def test_a_request_that_begins_behind_another_and_stops_is_given_up(gateway: Gateway) -> None:
+    with connected(gateway) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" + HEAD + b"content-length: 10\r\n\r\n")
+        began = time.monotonic()
+        assert b'"ok"' in said(connection)
+        assert time.monotonic() - began < 4
+
+
 @pytest.mark.parametrize("size", [9_000, 300_000])
 def test_headers_that_are_too_long_are_refused(gateway: Gateway, size: int) -> None:
     with connected(gateway) as greedy:

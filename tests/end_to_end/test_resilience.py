@@ -39,6 +39,7 @@ models:
   late: {{try: [first, dead], retry: {{attempts: 2, within: 4s}}}}
   twice: {{try: [first, second], retry: {{attempts: 2, within: 4s}}}}
   drained: {{try: [{{backend: first, weight: 0}}, second], retry: {{attempts: 1}}}}
+  fresh: {{try: [first, second], hedge: 100ms, retry: {{attempts: 1}}}}
   hedged: {{try: [first, second], hedge: 200ms}}
   small: {{try: [{{backend: first, context: 300, lacks: [images]}}, {{backend: second, lacks: [tools]}}]}}
   shared: {{try: [{{backend: first, weight: 1}}, {{backend: second, weight: 1}}]}}
@@ -239,6 +240,18 @@ def test_a_second_try_beside_a_slow_first_one_wins(gateway: Gateway, two: Two) -
     assert two[1].url in reply.text and 0.2 <= time.monotonic() - began < 1.5
     assert eventually(lambda: two[0].app.seen[-1].gone), "the loser is let go"
     assert gateway.metric("hitherto_hedges_total", result="won") == 1
+
+
+def test_a_hedge_that_may_not_be_sent_leaves_the_fallback_for_later(gateway: Gateway, two: Two) -> None:
+    two[0].app.script = Script(delay=0.4, status=500)
+    assert ask(gateway, "fresh").headers["x-hitherto-backend"] == "second"
+
+
+def test_a_backend_that_hangs_is_to_blame_for_the_whole_time(gateway: Gateway, two: Two) -> None:
+    two[0].app.script = Script(delay=3)
+    ask(gateway, "bounded")
+    (first,) = [one for one in gateway.client.get("/admin/breakers").json() if one["place"] == "first"]
+    assert "no first byte within 0.7 s" in first["last_failure"]
 
 
 def test_hedges_are_a_small_share_of_all(gateway: Gateway, two: Two) -> None:

@@ -53,6 +53,7 @@ TENANTS = {
     "trusted": "relay: all",
     "crowd": "budget: {per_day: 0.001 USD, when_spent: {downgrade: cheap}}\nmodels: [m]",
     "billed": "budget: {per_month: 500 USD}\nlimits: {tokens_per_day: 100000000, concurrency: 100}",
+    "spent": "budget: {per_day: 0.00005 USD, when_spent: {downgrade: cheap}}",
     "leaver": "budget: {per_day: 1 USD}\nlimits: {tokens_per_minute: 100000}",
 }
 ADMIN = {"authorization": "Bearer root"}
@@ -177,6 +178,32 @@ def test_forms_name_their_model_in_every_spelling(gateway: Gateway, upstream: Fa
     assert error(reply) == (403, "model_not_allowed")
     headers["authorization"] = "Bearer plain"
     assert gateway.client.post("/v1/audio/transcriptions", content=body, headers=headers).status_code == 200
+
+
+def test_a_forms_model_is_renamed_like_any_other(gateway: Gateway, upstream: FakeServer) -> None:
+    headers = {"authorization": "Bearer elsewhere"}
+    form = gateway.client.post(
+        "/v1/audio/transcriptions", data={"model": "m"}, files={"file": b"x\r\n"}, headers=headers
+    )
+    assert form.status_code == 200
+    body = upstream.app.seen[-1].body
+    assert (
+        b"its-own" in body
+        and b'name="file"' in body
+        and int(upstream.app.seen[-1].headers["content-length"]) == len(body)
+    )
+
+
+def test_what_cannot_be_downgraded_is_refused(gateway: Gateway, upstream: FakeServer) -> None:
+    for number in range(3):
+        ask(gateway, "spent", f"q {number}")
+    upstream.app.seen.clear()
+    headers = {"authorization": "Bearer spent"}
+    form = gateway.client.post("/v1/audio/transcriptions", data={"model": "m"}, files={"file": b"x"}, headers=headers)
+    odd = gateway.client.post("/v1/responses", content=b'{"a":"' + b'\\"' * 200_000, headers=headers)
+    assert form.status_code == odd.status_code == 402 and upstream.app.seen == []
+    gateway.client.post("/v1/responses", json={"model": "m", "input": "x"}, headers=headers).raise_for_status()
+    assert upstream.app.seen[-1].json()["model"] == "cheap"
 
 
 def test_a_tenants_own_route_holds_on_every_path(gateway: Gateway, upstream: FakeServer) -> None:

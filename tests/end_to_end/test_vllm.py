@@ -115,6 +115,12 @@ def test_each_tenant_has_its_own_salt_and_a_clients_own_goes_into_it(
         gateway.client.post("/v1/responses", json=body, headers={"authorization": f"Bearer {key}"}).raise_for_status()
         relayed += [seen.json()["cache_salt"] for one in replicas for seen in one.app.seen if seen.method == "POST"]
     assert relayed == [salt("acme"), salt("globex")], "whatever is passed on"
+    for one in replicas:
+        one.app.seen.clear()
+    hidden = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "\\u0063ache_salt": "x"}'
+    gateway.client.post("/v1/chat/completions", content=hidden).raise_for_status()
+    (seen,) = [seen for one in replicas for seen in one.app.seen if seen.method == "POST"]
+    assert seen.json()["cache_salt"] == f"{salt('acme')}-x", "an escape hides nothing"
     own = salt("acme", cache_salt="mine")
     assert own == f"{salt('acme')}-mine" != salt("globex", cache_salt="mine")
 
