@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
 
@@ -120,6 +120,14 @@ class Call:
     body: bytes
 
 
+def content_type(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """What a body is; empty if nobody says."""
+    for name, value in headers:
+        if name == b"content-type":
+            return value
+    return b""
+
+
 class Reply(Protocol):
     """An upstream's answer whose head has arrived and whose body is still to come. Always close it."""
 
@@ -129,17 +137,21 @@ class Reply(Protocol):
     whole: bytes | None
     """The body, where it is here already."""
 
-    async def begin(self, most: int) -> tuple[list[bytes], bool]:
-        """The pieces of the body until there are `most` bytes or its end, and whether that is the end. Raises as
-        `chunks`, which then gives the rest."""
-        ...
-
     def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises `BackendInterrupted` when it ends before its end."""
         ...
 
     async def close(self) -> None:
         """Give the connection back; cancels the computation when the body was not read to its end."""
+        ...
+
+
+class Response(Reply, Protocol):
+    """A reply of which nothing has been read."""
+
+    async def begin(self, most: int) -> tuple[list[bytes], bool]:
+        """The pieces of the body until there are `most` bytes or its end, and whether that is the end. Raises as
+        `chunks`, which then gives the rest."""
         ...
 
 
@@ -151,7 +163,7 @@ class Server(Protocol):
     in_flight: int
     """Requests that it has now."""
 
-    async def open(self, call: Call) -> Reply:
+    async def open(self, call: Call) -> Response:
         """Send, and return when the response head is there. Raises a `BackendError`."""
         ...
 

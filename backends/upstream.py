@@ -24,7 +24,6 @@ from backends.protocol import (
     BackendUnreachable,
     Call,
     PromptCacheStyle,
-    Reply,
 )
 
 HOP_BY_HOP = frozenset(
@@ -151,7 +150,7 @@ class Upstream:
     async def ready(self) -> str:
         return self._starting() or ""
 
-    async def open(self, call: Call) -> Reply:
+    async def open(self, call: Call) -> UpstreamReply:
         if self._session is None:
             raise BackendUnreachable(self.name, "not started")
         # aiohttp writes header text as UTF-8, and ASGI hands bytes over as latin-1.

@@ -21,8 +21,8 @@ from typing import Any
 import orjson
 
 from backends.dialects import openai_chat
-from backends.protocol import Reply, Usage
-from gateway.ask import FREE, Ask
+from backends.protocol import Reply, Usage, content_type
+from gateway.ask import EVENT_BYTES, FREE, Ask
 from gateway.dispatch import Dispatch, Dispatched
 from gateway.errors import BudgetSpent, Limited
 from gateway.exchange import Ticket
@@ -38,8 +38,6 @@ log = logging.getLogger("hitherto.admission")
 
 _PROCESS = f"{os.getpid()}-{time.time_ns():x}"
 _numbers = itertools.count()
-_EVENT_BYTES = 200
-"""Of a stream, where each token comes in an event of its own."""
 
 
 @dataclass(slots=True)
@@ -94,18 +92,18 @@ class Admission:
     async def open(self, ticket: Ticket | None, ask: Ask, relay: tuple[str, str] | None = None) -> Dispatched:
         """Have a request computed, with what it will probably need held until it is known; `relay`: (backend, method)
         where it is passed on as it is. Raises `Limited`, `BudgetSpent`, or what `Dispatch` raises."""
-
         computed = self._dispatch.open(ask) if relay is None else self._dispatch.relay(*relay, ask)
+        backend = "" if relay is None else relay[0]
         if ticket is None or not ticket.tenant.policy.limited:
             return await computed
         reservation = Reservation(f"{ticket.holder}-{next(_numbers)}")
         try:
-            await self._reserve(ticket, ask, relay[0] if relay else "", reservation)
+            await self._reserve(ticket, ask, backend, reservation)
             dispatched = await computed
         except asyncio.CancelledError:
             # The client has left; the provider has probably read the prompt by now, and charges for it.
             begun = Usage(ask.prompt_tokens, 0) if ask.reached and ask.path not in FREE else None
-            self._settle(reservation, begun, self._dispatch.priced(ask, relay[0] if relay else ""))
+            self._settle(reservation, begun, self._dispatch.priced(ask, backend))
             raise
         except BaseException:
             self._settle(reservation, None, ("", "", ""))
@@ -186,17 +184,19 @@ class Admission:
     async def standing(self, tenant: Tenant) -> list[dict[str, Any]]:
         """What a tenant has spent of its budgets, in dollars."""
         budget = tenant.policy.budget
-        accounts = () if budget is None else budgets.accounts(tenant.name, budget, time.time())
-        spent = await self._counters.spent(accounts)
         return [
             {"period": one.key.rpartition("|")[2], "limit": one.limit / 1e9, "spent": booked / 1e9, "held": held / 1e9}
-            for one, (booked, held) in zip(accounts, spent, strict=True)
+            for one, booked, held in (await self._accounts(tenant, budget) if budget is not None else ())
         ]
 
     async def _is_spent(self, tenant: Tenant, budget: Budget) -> bool:
+        return any(booked + held >= one.limit for one, booked, held in await self._accounts(tenant, budget))
+
+    async def _accounts(self, tenant: Tenant, budget: Budget) -> list[tuple[Account, int, int]]:
+        """The accounts of now, each with what is booked and held on it."""
         accounts = budgets.accounts(tenant.name, budget, time.time())
         spent = await self._counters.spent(accounts)
-        return any(booked + held >= one.limit for one, (booked, held) in zip(accounts, spent, strict=True))
+        return [(one, *amounts) for one, amounts in zip(accounts, spent, strict=True)]
 
 
 def _refuse(states: Sequence[State], shown: Sequence[State], detail: str) -> None:
@@ -224,7 +224,7 @@ def _spent(tenant: Tenant, budget: Budget) -> BudgetSpent:
 
 def _looks_like(reply: Reply, size: int) -> int:
     """Tokens of an answer of which only the size is known; what is no text has none."""
-    kind = next((value for name, value in reply.headers if name == b"content-type"), b"")
+    kind = content_type(reply.headers)
     if b"event-stream" in kind:
-        return max(1, size // _EVENT_BYTES)
+        return max(1, size // EVENT_BYTES)
     return max(1, min(size, 1 << 20) // 4) if b"json" in kind else 0

@@ -18,6 +18,8 @@ _NO_ANSWER = FREE | {"/embeddings", "/rerank", "/score", "/classify"}
 _MEDIA = re.compile(rb'(?:;base64,|"data"\s*:\s*")[A-Za-z0-9+/=\\]{256,}')
 MEDIA_TOKENS = 1500
 """What a picture or a recording counts as; its bytes say nothing."""
+EVENT_BYTES = 200
+"""Of a stream, where each token comes in an event of its own."""
 PREFIX_BYTES = 2048
 """Requests that begin with the same so many bytes share a prefix."""
 _DEFAULT_ANSWER = 256

@@ -84,12 +84,11 @@ class Candidate:
 class _Work:
     """One request on its way through its candidates."""
 
-    def __init__(self, ask: Ask, route: Route) -> None:
-        self.ask, self.route = ask, route
-        self.targets: Sequence[Target] = route.targets
-        self.equals: Sequence[Target] = route.equals
-        self.deadline: float | None = None
-        """Of the event loop's clock."""
+    def __init__(
+        self, ask: Ask, route: Route, targets: Sequence[Target], equals: Sequence[Target], deadline: float | None
+    ) -> None:
+        """`deadline`: of the event loop's clock."""
+        self.ask, self.route, self.targets, self.equals, self.deadline = ask, route, targets, equals, deadline
         self.began = time.monotonic()
         self.bodies: dict[tuple[str, str | None], tuple[bytes, str]] = {}
         """The request as each target gets it, and what was done for the prompt cache."""
@@ -179,17 +178,9 @@ class Dispatch:
 
     async def open(self, ask: Ask) -> Dispatched:
         """The first candidate that answers, or the failure that tells most. Raises a `BackendError` or `Unable`."""
-        route, start = self.route(ask.model, ask.tenant), 0
-        work = _Work(ask, route)
+        work = self._work(ask)
         try:
-            if (candidate := self._only(work)) is not None:  # most requests, in fewer steps
-                outcome = await self._attempt(candidate, work)
-                if outcome.kind in ("", "final"):
-                    return self._dispatched(outcome, candidate, work)
-                await self._failed(outcome, candidate, work)
-                start = 1
-            self._plan(work)
-            for number in range(start, route.retry.attempts):
+            for number in range(work.route.retry.attempts):
                 if number and not await self._paused(work, number):
                     break
                 for candidate in (waiting := self._permitted(work, number)):
@@ -249,32 +240,16 @@ class Dispatch:
             raise Unable(f"no backend of the model {ask.model!r} can answer this: {why}")
         return found
 
-    def _only(self, work: _Work) -> Candidate | None:
-        """The one place of a plain route, if it may be asked."""
-        route = work.route
-        if not route.is_plain:
-            return None
-        target = route.targets[0]
-        backend = self.backends[target.backend]
-        if backend.kind == "vllm":
-            return None
-        server = backend.places(b"")[0]
-        place = self.places.at(target.backend, server)
-        place.retries.sent()
-        permission = place.ask()
-        return None if permission is None else Candidate(target, backend, server, place, permission)
-
-    def _plan(self, work: _Work) -> None:
-        """Say who can answer, in the order in which they are asked. Raises `Unable`."""
-        route, ask = work.route, work.ask
+    def _work(self, ask: Ask) -> _Work:
+        """Who can answer, in the order in which they are asked. Raises as `route`, or `Unable`."""
+        route = self.route(ask.model, ask.tenant)
         targets = self._able(route, ask)
-        work.equals = route.equals if targets is route.targets else routing.equals(targets)
+        equals = route.equals if targets is route.targets else routing.equals(targets)
         if len(targets) > 1 and any(target.weight is not None for target in targets):
             pace = {one.backend: self._expected(one.backend) for one in targets} if route.choose == "fastest" else {}
             targets = routing.in_order(targets, route.choose, ask.conversation(), self._draw, pace)
-        work.targets = targets
-        if route.total is not None:
-            work.deadline = asyncio.get_running_loop().time() + route.total
+        deadline = None if route.total is None else asyncio.get_running_loop().time() + route.total
+        return _Work(ask, route, targets, equals, deadline)
 
     def _expected(self, backend: str) -> float:
         return min(self.places.at(backend, one).expected for one in self.backends[backend].places(b""))

@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncGenerator, Callable
 
 from backends.dialects import openai_chat
-from backends.protocol import BackendError, BackendInterrupted
+from backends.protocol import BackendError, BackendInterrupted, content_type
 from gateway.cache.answers import Answers
 from gateway.cache.lookup import Lookup
 from gateway.cache.question import Question
@@ -74,9 +74,9 @@ class _Remembering:
     ) -> None:
         self._answers, self._question, self._lookup = answers, question, lookup
         self._dispatched, self._served, self._parts = dispatched, served, parts
-        types = dict(dispatched.reply.headers)
-        self._stream = types.get(b"content-type", b"").startswith(b"text/event-stream")
-        self._readable = b"content-encoding" not in types
+        headers = dispatched.reply.headers
+        self._stream = content_type(headers).startswith(b"text/event-stream")
+        self._readable = all(name != b"content-encoding" for name, _ in headers)
         self._passed = 0
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:

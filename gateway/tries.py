@@ -13,8 +13,9 @@ from backends.protocol import (
     BackendStarting,
     BackendTimeout,
     Call,
-    Reply,
+    Response,
     Server,
+    content_type,
 )
 from gateway.exchange import COPY_LIMIT
 from gateway.places import Place
@@ -28,17 +29,13 @@ _TOO_LONG = (b"context_length_exceeded", b"maximum context length", b"prompt is 
 class Begun:
     """A response whose first byte has come; a `Reply`."""
 
-    def __init__(self, reply: Reply, place: Place, permission: Pass, deadline: float | None, stream: bool) -> None:
+    def __init__(self, reply: Response, place: Place, permission: Pass, deadline: float | None, stream: bool) -> None:
         """`stream`: a stream was asked for."""
         self.status, self.headers = reply.status, reply.headers
         self._reply, self._place, self._permission, self._deadline = reply, place, permission, deadline
         self._first: list[bytes] = []
         self.whole: bytes | None = None
-        kind = b""
-        for name, value in reply.headers:
-            if name == b"content-type":
-                kind = value
-                break
+        kind = content_type(reply.headers)
         self.is_stream = kind.startswith(b"text/event-stream") or (stream and self.status < 400)
         # What is no JSON (speech, pictures) is as good in pieces, and may be long.
         self._in_pieces = self.is_stream or (self.status < 400 and b"json" not in kind)
@@ -58,10 +55,6 @@ class Begun:
         """Whether a stream that began with 200 says first of all that nothing will come."""
         first = self._first[0].lstrip() if self.is_stream and self._first else b""
         return first.startswith((b"event: error", b"event:error", b'data: {"error"', b'data:{"error"'))
-
-    async def begin(self, most: int) -> tuple[list[bytes], bool]:
-        first, self._first = self._first, []
-        return first, self.whole is not None
 
     async def chunks(self) -> AsyncIterator[bytes]:
         while self._first:

@@ -44,8 +44,6 @@ class Route:
     total: float | None = None
     is_choosy: bool = field(init=False)
     """Whether there are requests that not all targets can answer."""
-    is_plain: bool = field(init=False)
-    """Whether there is nothing to choose."""
     equals: Sequence[Target] = field(init=False)
     """Of all targets."""
 
@@ -53,8 +51,6 @@ class Route:
         choosy = any(target.lacks or target.context is not None for target in self.targets)
         object.__setattr__(self, "is_choosy", choosy)
         object.__setattr__(self, "equals", equals(self.targets))
-        plain = len(self.targets) == 1 and not choosy and self.hedge is None and self.total is None
-        object.__setattr__(self, "is_plain", plain)
 
 
 def equals(targets: Sequence[Target]) -> Sequence[Target]:

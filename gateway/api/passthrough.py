@@ -19,7 +19,7 @@ from backends.dialects import forms, sse, usage
 from backends.dialects.openai_chat import USAGE_COMMENT, MalformedRequest
 from backends.protocol import Answer, Usage
 from gateway.api.endpoint import Door, Endpoint
-from gateway.ask import Ask
+from gateway.ask import EVENT_BYTES, Ask
 from gateway.dispatch import Dispatch, Dispatched
 from gateway.errors import ModelNotAllowed, NotForTenants, UnknownModel
 from gateway.exchange import COPY_LIMIT, Body, Incoming, Served
@@ -140,7 +140,7 @@ class _Passing:
         finally:
             used = usage_in(bytes(copy)) if kept else None
             if used is not None and not whole:  # what a stream says of its answer at its beginning is not the end of it
-                used = replace(used, completion=max(used.completion, self._size // 200))
+                used = replace(used, completion=max(used.completion, self._size // EVENT_BYTES))
             self._served.answer = Answer({}, (), used) if used is not None else None
             await self.end()
 
