@@ -26,6 +26,7 @@ def build(
         "connect_timeout": config.timeout.connect,
         "idle_timeout": config.timeout.idle,
         "tls": config.tls.context(),
+        "asks_for_usage": config.stream_usage,
     }
     if isinstance(config, VllmConfig):
         replicas = [Upstream(f"{name}/{_short(url)}", "vllm", url, **common) for url in config.replicas]

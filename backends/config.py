@@ -67,6 +67,9 @@ class _Remote(Section):
     """How long we wait for it."""
     tls: Tls = Tls()
     """How an https:// URL is trusted."""
+    stream_usage: bool = True
+    """Ask streams for their usage (`stream_options`) where the client does not, and keep it from the client; `false`
+    for a server that refuses the field: what its streams take is then guessed."""
 
 
 class OpenAIConfig(_Remote):

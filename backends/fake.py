@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 import orjson
 
@@ -267,20 +267,24 @@ def _pieces(script: Script, request: dict[str, Any]) -> list[bytes]:
     return pieces if script.omit_done else [*pieces, b"[DONE]"]
 
 
-class FakeServer:
-    """A `FakeUpstream` under uvicorn on a free port, in a thread. A context manager."""
+App = TypeVar("App")
 
-    def __init__(self) -> None:
+
+class Served(Generic[App]):
+    """An ASGI application under uvicorn on a free port, in a thread. A context manager."""
+
+    def __init__(self, app: App) -> None:
         import uvicorn
 
-        self.app = FakeUpstream()
+        self.app = app
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
-        self._server = uvicorn.Server(uvicorn.Config(self.app, log_level="critical", lifespan="off"))
+        served: Any = app
+        self._server = uvicorn.Server(uvicorn.Config(served, log_level="critical", lifespan="off"))
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
 
-    def __enter__(self) -> FakeServer:
+    def __enter__(self) -> Self:
         self._thread.start()
         deadline = time.monotonic() + 10
         while not self._server.started:
@@ -293,3 +297,10 @@ class FakeServer:
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(10)
         self._socket.close()
+
+
+class FakeServer(Served[FakeUpstream]):
+    """A `FakeUpstream` that serves."""
+
+    def __init__(self) -> None:
+        super().__init__(FakeUpstream())

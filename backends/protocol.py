@@ -181,6 +181,9 @@ class Backend(Protocol):
     prompt_cache: PromptCacheStyle
     """How the provider's prompt cache is used: a key in the request, marked places, or nothing that can be done."""
 
+    asks_for_usage: bool
+    """Whether streams are asked to tell their usage (`stream_options`), for the ledger."""
+
     @property
     def identity(self) -> str: ...
 

@@ -104,6 +104,7 @@ class Upstream:
         headers: Mapping[str, str] | None = None,
         identity: str = "",
         prompt_cache: PromptCacheStyle = "none",
+        asks_for_usage: bool = False,
         tls: ssl.SSLContext | None = None,
         socket: Path | None = None,
         connect_timeout: float = 5.0,
@@ -112,7 +113,7 @@ class Upstream:
     ) -> None:
         """`headers` are sent where the client sends none of that name."""
         self.name, self.kind, self.prompt_cache = name, kind, prompt_cache
-        self.identity = identity or base
+        self.identity, self.asks_for_usage = identity or base, asks_for_usage
         self.in_flight = 0
         self._tls = tls
         self._headers = dict(headers or {})

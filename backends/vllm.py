@@ -32,6 +32,7 @@ class VllmBackend:
         self.name = name
         self._replicas = {replica.name: replica for replica in replicas}
         self._rank, self._slack = rank, slack
+        self.asks_for_usage = all(replica.asks_for_usage for replica in replicas)
         self._misses = dict.fromkeys(self._replicas, 0)
         self._task: asyncio.Task[None] | None = None
 

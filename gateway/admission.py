@@ -6,7 +6,6 @@ is stored still serves whoever has nothing left.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import math
@@ -23,10 +22,10 @@ import orjson
 from backends.dialects import openai_chat
 from backends.protocol import Reply, Usage, content_type
 from gateway.ask import EVENT_BYTES, FREE, Ask
-from gateway.dispatch import Dispatch, Dispatched
+from gateway.books import Bill, Books, charges
+from gateway.dispatch import Dispatch, Dispatched, Told
 from gateway.errors import BudgetSpent, Limited
-from gateway.exchange import Ticket
-from gateway.prices import Prices
+from gateway.exchange import Incoming, Served, Ticket
 from gateway.stores.contract import CounterStore, Entry, Taken
 from gateway.tenant import Tenant
 from policies import budget as budgets
@@ -54,8 +53,8 @@ class Reservation:
 class Admission:
     """The door, and the till."""
 
-    def __init__(self, counters: CounterStore, prices: Prices, dispatch: Dispatch) -> None:
-        self._counters, self._prices, self._dispatch = counters, prices, dispatch
+    def __init__(self, counters: CounterStore, books: Books, dispatch: Dispatch) -> None:
+        self._counters, self.books, self._dispatch = counters, books, dispatch
 
     async def afford(self, tenant: Tenant, body: bytes) -> tuple[bytes, bool]:
         """The body, with a cheaper model's name where the budget is spent and says so. Raises `BudgetSpent`."""
@@ -70,16 +69,21 @@ class Admission:
             raise _spent(tenant, budget)  # there is no name that could be another's
         return openai_chat.with_model(body, budget.when_spent.downgrade), True
 
-    async def enter(self, tenant: Tenant, user: str, model: str, downgraded: bool = False) -> Ticket:
+    async def enter(
+        self, request: Incoming, user: str, model: str, downgraded: bool = False, tags: tuple[str, ...] = ()
+    ) -> Ticket:
         """Take one request of every limit that it meets. Raises `Limited` or `BudgetSpent`."""
+        tenant, about = request.tenant, (request.id, user, request.surface, tags)
+        request.model = model
         if not tenant.policy.limited:
-            return Ticket(tenant)
+            request.ticket = Ticket(tenant, (), [], Taken(0.0), "", downgraded, *about)
+            return request.ticket
         holder = f"{_PROCESS}-{next(_numbers)}"
         budget = tenant.policy.budget
         if budget is not None and budget.when_spent == "reject" and await self._is_spent(tenant, budget):
             raise _spent(tenant, budget)
         limits = tenant.limits(user, model)
-        ticket = Ticket(tenant, limits, holder=holder, downgraded=downgraded)
+        ticket = Ticket(tenant, limits, [], Taken(0.0), holder, downgraded, *about)
         wanted = [(limit, 0 if limit.kind == "tokens" else 1) for limit in limits]
         ticket.states, ticket.taken = await self._counters.take(wanted, holder)
         _refuse([state for state in ticket.states if state.limit.kind != "tokens"], ticket.states, "")
@@ -87,42 +91,43 @@ class Admission:
             wanted = [(limit, 1) for limit in limits if limit.kind != "tokens"]
             states, ticket.taken = await self._counters.take(wanted, holder)
             _refuse(states, ticket.states, "")
+        request.ticket = ticket
         return ticket
 
-    async def open(self, ticket: Ticket | None, ask: Ask, relay: tuple[str, str] | None = None) -> Dispatched:
+    async def open(self, ticket: Ticket, ask: Ask, relay: tuple[str, str] | None = None) -> Dispatched:
         """Have a request computed, with what it will probably need held until it is known; `relay`: (backend, method)
         where it is passed on as it is. Raises `Limited`, `BudgetSpent`, or what `Dispatch` raises."""
         computed = self._dispatch.open(ask) if relay is None else self._dispatch.relay(*relay, ask)
-        backend = "" if relay is None else relay[0]
-        if ticket is None or not ticket.tenant.policy.limited:
-            return await computed
-        reservation = Reservation(f"{ticket.holder}-{next(_numbers)}")
+        bill, reservation = Bill(ask, ticket), Reservation(f"{ticket.holder}-{next(_numbers)}")
+        ticket.bills.append(bill)
         try:
-            await self._reserve(ticket, ask, backend, reservation)
+            if ticket.tenant.policy.limited:
+                await self._reserve(ticket, ask, "" if relay is None else relay[0], reservation)
             dispatched = await computed
-        except asyncio.CancelledError:
-            # The client has left; the provider has probably read the prompt by now, and charges for it.
-            begun = Usage(ask.prompt_tokens, 0) if ask.reached and ask.path not in FREE else None
-            self._settle(reservation, begun, self._dispatch.priced(ask, backend))
-            raise
         except BaseException:
-            self._settle(reservation, None, ("", "", ""))
+            # Whom it was sent to has probably read the prompt by now, whether anybody still waits or not.
+            self._settle(reservation, bill, None)
             raise
         finally:
             computed.close()  # where it was not begun
-        dispatched.settle = partial(self._ended, reservation, ask, dispatched)
+        bill.backend, bill.priced = dispatched.backend, dispatched.priced
+        dispatched.settle = partial(self._ended, reservation, bill, dispatched)
         return dispatched
 
     def _ended(
-        self, reservation: Reservation, ask: Ask, dispatched: Dispatched, usage: Usage | None, size: int
-    ) -> None:
-        """A response was read to its end, or given up; `size` bytes of it."""
-        dispatched.settle = lambda usage, size: None
+        self, reservation: Reservation, bill: Bill, dispatched: Dispatched, told: Told
+    ) -> list[tuple[bytes, bytes]]:
+        """A response was read to its end, or given up: what it cost, as headers."""
+        ask, usage, estimated = bill.ask, told.usage, not told.whole
         if dispatched.reply.status != 200 or ask.path in FREE:
             usage = None
-        elif usage is None and (size or ask.model):  # broken off, or not told: what it looks like
-            usage = Usage(ask.prompt_tokens, _looks_like(dispatched.reply, size) if size else 0)
-        self._settle(reservation, usage, dispatched.priced)
+        elif usage is None and (told.size or ask.model):  # broken off, or not told: what it looks like
+            answer, estimated = _looks_like(dispatched.reply, told) if told.size else 0, True
+            usage = self.books.guess(ask, dispatched.priced, answer)
+        self._settle(reservation, bill, usage, estimated, dispatched.load)
+        cost = charges([bill], self.books.lookup_cost(bill.ticket))
+        dispatched.settle = lambda told: cost
+        return cost
 
     async def _reserve(self, ticket: Ticket, ask: Ask, backend: str, reservation: Reservation) -> None:
         """Take what a computation will probably need. Raises `Limited` or `BudgetSpent`."""
@@ -142,37 +147,32 @@ class Admission:
             reservation.limits, reservation.taken = wanted, taken
         if budget is not None:
             accounts = budgets.accounts(tenant.name, budget, time.time())
-            cost = self._cost(self._dispatch.priced(ask, backend), Usage(prompt, answer))
+            cost = self.books.cost(self._dispatch.priced(ask, backend), Usage(prompt, answer)) or Decimal(0)
             reservation.accounts = accounts
             if ticket.downgraded or isinstance(budget.when_spent, Downgrade):  # which goes on, with another model
                 accounts = tuple(Account(one.key, 2**53, one.ends) for one in accounts)
             if await self._counters.reserve(accounts, nano(cost), reservation.holder) is not None:
                 raise _spent(tenant, budget)
 
-    def _settle(self, reservation: Reservation, usage: Usage | None, priced: tuple[str, str, str]) -> None:
-        """Correct a reservation by what was really used; None: nothing."""
+    def _settle(
+        self, reservation: Reservation, bill: Bill, usage: Usage | None, estimated: bool = False, load: int = 1
+    ) -> None:
+        """Close a bill, and correct its reservation by what was really used; None: nothing."""
+        if bill.ask.path in FREE:
+            bill.ask.tries.clear()
+        self.books.close(bill, usage, estimated, load)
         used = 0 if usage is None else usage.prompt + usage.completion
         changes = [(limit, used - amount) for limit, amount in reservation.limits if used != amount]
         if changes:
             self._counters.give(changes, reservation.taken, reservation.holder)
         if reservation.accounts:
-            cost = Decimal(0) if usage is None else self._cost(priced, usage)
-            self._counters.settle(reservation.accounts, nano(cost), reservation.holder)
+            self._counters.settle(reservation.accounts, nano(bill.total), reservation.holder)
 
-    def _cost(self, priced: tuple[str, str, str], usage: Usage) -> Decimal:
-        try:
-            return self._prices.cost(*priced, usage) or Decimal(0)
-        except Exception:  # a price that cannot be computed must not keep anything held
-            log.exception("what %s costs could not be computed; nothing is booked", priced[0])
-            return Decimal(0)
-
-    def count_hit(self, ticket: Ticket, entry: Entry) -> None:
-        """An answer from the cache, where its tokens shall count."""
-        if not ticket.tenant.policy.limits.count_hits:
-            return
-        usage = openai_chat.answer_from_json(entry.body).usage
-        if usage is not None:
-            used = usage.prompt + usage.completion
+    def hit(self, ticket: Ticket, ask: Ask, entry: Entry, served: Served) -> None:
+        """An answer from the cache: what it saves is told, and its tokens count where they shall."""
+        self.books.hit(ticket, ask, self._dispatch.priced(ask), entry, served)
+        if ticket.tenant.policy.limits.count_hits and served.avoided is not None:
+            used = served.avoided.prompt + served.avoided.completion
             changes = [(limit, used) for limit in ticket.limits if limit.kind == "tokens"]
             self._counters.give(changes, ticket.taken, ticket.holder)
 
@@ -222,9 +222,9 @@ def _spent(tenant: Tenant, budget: Budget) -> BudgetSpent:
     return BudgetSpent(f"the budget of {tenant.name} is spent ({' and '.join(limits)})")
 
 
-def _looks_like(reply: Reply, size: int) -> int:
-    """Tokens of an answer of which only the size is known; what is no text has none."""
+def _looks_like(reply: Reply, told: Told) -> int:
+    """Tokens of an answer that did not tell them; what is no text has none."""
     kind = content_type(reply.headers)
     if b"event-stream" in kind:
-        return max(1, size // EVENT_BYTES)
-    return max(1, min(size, 1 << 20) // 4) if b"json" in kind else 0
+        return told.deltas or max(1, told.size // EVENT_BYTES)
+    return max(1, min(told.size, 1 << 20) // 4) if b"json" in kind else 0

@@ -27,20 +27,23 @@ from gateway.admission import Admission
 from gateway.api import admin, chat, embeddings, health, models, passthrough
 from gateway.api.auth import AdminKey, Auth, KeyAuth, OpenAuth, TransparentAuth
 from gateway.api.endpoint import Door, Endpoint
+from gateway.books import Books
 from gateway.cache.answers import Answers
 from gateway.cache.config import LOOKUP_DEADLINE
 from gateway.cache.control import Control
 from gateway.config import Settings, is_loopback
 from gateway.dispatch import Dispatch
+from gateway.ledger import Ledger
 from gateway.metrics import Metrics
 from gateway.pipeline import Pipeline
 from gateway.places import Places
 from gateway.prices import Prices
 from gateway.reload import Registry
 from gateway.settings_file import ConfigError
-from gateway.stores.contract import AnswerStore, CounterStore
+from gateway.stores.contract import AnswerStore, CounterStore, LedgerStore
 from gateway.stores.sqlite import SQLiteAnswers
 from gateway.stores.sqlite_counters import LocalCounters
+from gateway.stores.sqlite_ledger import SQLiteLedger
 from gateway.tenant import Tenant
 from gateway.warming import Warmer
 from policies import routing
@@ -82,7 +85,8 @@ def create_app(settings: Settings, processes: int = 1) -> Application:
     registry = Registry(settings, metrics, patient=processes > 1) if settings.tenants else None
     auth = _auth(settings, registry)
     counters = _counters(settings, processes)
-    admission = Admission(counters, Prices(settings.prices), dispatch)
+    ledger = Ledger(_ledger_store(settings, notes), metrics)
+    admission = Admission(counters, Books(Prices(settings.prices), ledger, metrics), dispatch)
     store = _answer_store(settings, notes)
     shared = processes > 1 or bool(settings.redis)
     semantic = settings.cache.semantic
@@ -99,6 +103,8 @@ def create_app(settings: Settings, processes: int = 1) -> Application:
                 await backend.start()
             stack.push_async_callback(counters.close)
             await counters.open()
+            stack.push_async_callback(ledger.close)
+            await ledger.open()
             if registry is not None:
                 stack.push_async_callback(registry.close)
                 await registry.open()
@@ -225,6 +231,20 @@ def _answer_store(settings: Settings, notes: dict[str, str]) -> AnswerStore:
         return SQLiteAnswers(path)
     except sqlite3.DatabaseError:
         return SQLiteAnswers(Path(tempfile.mkdtemp(prefix="hitherto-")) / path.name)
+
+
+def _ledger_store(settings: Settings, notes: dict[str, str]) -> LedgerStore | None:
+    """The ledger's file. One that cannot be used is left alone, not set aside: it may be the only account of what was
+    spent; requests are served without it, and operators are told."""
+    if not settings.ledger:
+        return None
+    path = settings.data / "ledger.sqlite"
+    try:
+        return SQLiteLedger(path, settings.ledger.keep())
+    except sqlite3.Error as error:
+        notes["ledger"] = f"nothing is booked: {path}: {error}"
+        log.error(notes["ledger"])
+        return None
 
 
 def _salt_key(data: Path) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -26,6 +26,22 @@ _DEFAULT_ANSWER = 256
 
 
 @dataclass(slots=True)
+class Try:
+    """One sending of a request to a place that may have to be paid."""
+
+    backend: str
+    priced: tuple[str, str, str]
+    """What the price depends on: the model, the kind of backend, its URL."""
+    outcome: str = "abandoned"
+    """What became of it: how it failed, or that nobody waited for it any more; empty: it gave the answer."""
+
+    @property
+    def spent(self) -> bool:
+        """Whether the provider has probably read the prompt: errors are not charged, silence is."""
+        return self.outcome in ("abandoned", "timeout", "interrupted")
+
+
+@dataclass(slots=True)
 class Ask:
     """One request. `fields` is its JSON body (empty where it is none), of a chat without its question."""
 
@@ -37,8 +53,8 @@ class Ask:
     tenant: Tenant
     fields: Mapping[str, Any]
     question: str | None = None
-    reached: bool = False
-    """Whether somebody has been sent it, and may charge for it."""
+    tries: list[Try] = field(default_factory=list)
+    """Whom it was sent to."""
     _prompt: int = 0
 
     @property

@@ -36,7 +36,7 @@ class Computation:
     ) -> None:
         self.question, self.lookup, self.started = question, lookup, started
         self._answers, self._admission, self._scope = answers, admission, scope
-        self._ticket, self._ask = ticket, ask
+        self.ticket, self._ask = ticket, ask
         self.key: Key = (question.key, (question.view.stream, options))
 
     @property
@@ -53,7 +53,7 @@ class Computation:
 
     async def open(self) -> Dispatched:
         """Ask a backend. Raises a `BackendError`, `Limited` or `BudgetSpent`."""
-        return await self._admission.open(self._ticket, self._ask)
+        return await self._admission.open(self.ticket, self._ask)
 
     def served(self, dispatched: Dispatched) -> Served:
         """A backend's response as ours."""
@@ -76,7 +76,10 @@ class Computation:
     def replayed(self, lookup: Lookup) -> Served | None:
         """A stored answer as ours; None if it cannot be read."""
         try:
-            return replay(self.question, lookup, self.started)
+            served = replay(self.question, lookup, self.started)
+            if lookup.entry is not None:
+                self._admission.hit(self.ticket, self._ask, lookup.entry, served)
+            return served
         except Exception:  # an unreadable entry is a miss like any other cache fault
             self._answers.fault("replay")
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
@@ -14,6 +14,7 @@ from backends.prompt_cache import PromptCacheConfig
 from backends.protocol import Duration, Secret, Section, reveal
 from embedder.config import EmbedderConfig
 from gateway.cache.config import CacheConfig, TenantCacheConfig
+from gateway.ledger import LedgerConfig
 from gateway.routes import ModelConfig, check_targets, resolve
 from gateway.settings_file import ConfigError, nearest, parse, read, validated
 from gateway.templates import TemplateConfig, with_files_beside
@@ -83,7 +84,9 @@ class Settings(Section):
     prompt_cache: PromptCacheConfig = PromptCacheConfig()
     redact: Redaction = Redaction()
     user_from: str = Field(default="body", pattern=r"^(body|header:[A-Za-z0-9-]+)$")
-    prices: dict[str, Price] = {}
+    ledger: LedgerConfig | Literal[False] = LedgerConfig()
+    """What is kept of what every answer took, cost and saved; `false`: nothing."""
+    prices: dict[str, Price | Annotated[list[Price], Field(min_length=1)]] = {}
     """What models cost, by name or pattern, before the built-in table; in the file also the path of one with them."""
     breakers: dict[str, BreakerConfig | Literal[False]] = {}
     """Circuit breakers by backend; `"*"` for all that are not named, `false`: none."""

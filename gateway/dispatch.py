@@ -20,10 +20,20 @@ from backends import prompt_cache, vllm
 from backends.dialects import forms, openai_chat
 from backends.dialects.openai_chat import MalformedRequest
 from backends.prompt_cache import Reuse
-from backends.protocol import Backend, BackendError, Call, NobodyLeft, Reply, Server, Usage
+from backends.protocol import (
+    Backend,
+    BackendError,
+    BackendInterrupted,
+    BackendTimeout,
+    Call,
+    NobodyLeft,
+    Reply,
+    Server,
+    Usage,
+)
 from backends.upstream import HOP_BY_HOP
 from gateway.api.auth import is_credential
-from gateway.ask import Ask
+from gateway.ask import Ask, Try
 from gateway.errors import ModelNotAllowed, Unable, UnknownModel
 from gateway.hedges import Hedges, first_answer
 from gateway.metrics import Metrics
@@ -41,11 +51,25 @@ _NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "accept-encoding", "exp
 _MESSAGES = ("/messages", "/messages/count_tokens")
 _MASKABLE = 16_384
 """Longer texts are not searched for what must not be stored, but not stored at all."""
+_TOLD_ON_REQUEST = ("/chat/completions", "/completions")
+"""Paths whose streams tell their usage only if they are asked for it."""
 _STYLES = {"breakpoints": ("/messages",), "key": ("/chat/completions", "/responses")}
 """On which paths a provider's prompt cache is asked for in which style."""
 
 
-def _unsettled(usage: Usage | None, body: int) -> None: ...
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is known of a computation at its end: tokens, where they are told; bytes of the body, and pieces of text."""
+
+    usage: Usage | None
+    size: int = 0
+    deltas: int = 0
+    whole: bool = True
+    """Whether the usage is that of the end."""
+
+
+def _unsettled(told: Told) -> list[tuple[bytes, bytes]]:
+    return []
 
 
 @dataclass(slots=True)
@@ -60,8 +84,12 @@ class Dispatched:
     identity: str = ""
     prompt_cache: str = ""
     """What was done for the provider's prompt cache, or would be."""
-    settle: Callable[[Usage | None, int], None] = _unsettled
-    """Tell at the end, once, what it took: tokens where they are known, and bytes of the body."""
+    settle: Callable[[Told], list[tuple[bytes, bytes]]] = _unsettled
+    """Tell at the end, once, what it took: what it cost, as headers."""
+    load: int = 1
+    """How many requests its place had when it was sent there, with it."""
+    hides_usage: bool = False
+    """Whether a stream tells usage that its client did not ask for."""
 
     @property
     def priced(self) -> tuple[str, str, str]:
@@ -71,7 +99,7 @@ class Dispatched:
 
 @dataclass(slots=True)
 class Candidate:
-    """One place that may be asked, with its permission."""
+    """One place that may be asked, with its permission; `tried` when it was."""
 
     target: Target
     backend: Backend
@@ -79,6 +107,8 @@ class Candidate:
     place: Place
     permission: Pass
     note: str = ""
+    tried: Try | None = None
+    load: int = 1
 
 
 class _Work:
@@ -211,8 +241,15 @@ class Dispatch:
         target = self.backends[backend]
         body = vllm.salted(ask.body, self.salt(ask.tenant.name)) if target.kind == "vllm" and ask.fields else ask.body
         call = Call(method, ask.path, ask.query, self._headers(ask.headers, target, ask.tenant), body)
-        reply = await target.places(ask.prefix())[0].open(call)
-        return Dispatched(reply, backend, target.kind, ask.model, False, target.identity)
+        place, tried = target.places(ask.prefix())[0], Try(backend, (ask.model, target.kind, target.identity))
+        ask.tries.append(tried)
+        try:
+            reply = await place.open(call)
+        except BackendError as error:
+            tried.outcome = "timeout" if isinstance(error, BackendTimeout) else "unreachable"
+            raise
+        tried.outcome = ""
+        return Dispatched(reply, backend, target.kind, ask.model, False, target.identity, load=max(1, place.in_flight))
 
     def redaction(self, tenant: Tenant) -> Callable[[str], str | None] | None:
         """What of a text may be stored or logged for a tenant; None: all of it."""
@@ -300,8 +337,6 @@ class Dispatch:
         return outcome, candidate
 
     async def _failed(self, outcome: Outcome, candidate: Candidate, work: _Work) -> None:
-        if outcome.kind == "unreachable":
-            work.ask.reached = False
         self._metrics.tries_failed.labels(candidate.place.name, outcome.kind).inc()
         log.info("%s: %s", candidate.place.name, outcome.told)
         await work.failed(outcome, candidate)
@@ -313,13 +348,19 @@ class Dispatch:
             candidate.place.dropped(candidate.permission)
             raise
         ask, total = work.ask, work.route.total
-        ask.reached = True
+        target, backend = candidate.target, candidate.backend
+        tried = Try(target.backend, (target.model or ask.model, backend.kind, backend.identity))
+        candidate.tried, candidate.load = tried, candidate.server.in_flight + 1
+        ask.tries.append(tried)
         left = None if work.deadline is None else max(0.0, work.deadline - asyncio.get_running_loop().time())
         fair = left is None or total is None or left >= 0.9 * total  # else others have used the time up
-        return await attempt(
+        outcome = await attempt(
             candidate.server, candidate.place, candidate.permission, call, work.route.first_byte, work.deadline, left,
             fair, ours=not ask.tenant.credentials, stream=ask.stream,
         )  # fmt: skip
+        if outcome.kind:
+            tried.outcome = "interrupted" if isinstance(outcome.error, BackendInterrupted) else outcome.kind
+        return outcome
 
     def _call(self, candidate: Candidate, work: _Work) -> Call:
         """The request as a place gets it."""
@@ -345,15 +386,20 @@ class Dispatch:
             body, note = prepared.body, prepared.note
         if backend.kind == "vllm":
             body = vllm.salted(body, self.salt(ask.tenant.name))
+        if _asks_for_usage(ask, backend) and not _is_asked_for_usage(ask):
+            body = openai_chat.with_usage(body, ask.fields.get("stream_options"))
         return body, note
 
     def _dispatched(self, outcome: Outcome, candidate: Candidate, work: _Work) -> Dispatched:
         assert outcome.reply is not None
         target, backend = candidate.target, candidate.backend
         model, fallback = target.model or work.ask.model, target not in work.equals
+        if candidate.tried is not None:
+            candidate.tried.outcome = outcome.kind  # it is not lost: what it takes is the answer's
         return Dispatched(
-            outcome.reply, target.backend, backend.kind, model, fallback, backend.identity, candidate.note
-        )
+            outcome.reply, target.backend, backend.kind, model, fallback, backend.identity, candidate.note,
+            load=candidate.load, hides_usage=_asks_for_usage(work.ask, backend) and not _is_asked_for_usage(work.ask),
+        )  # fmt: skip
 
     def _nobody(self, targets: Sequence[Target]) -> BackendError:
         places = [
@@ -379,6 +425,16 @@ def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
         for name, value in headers.items()
         if name not in _NOT_FORWARDED and not name.startswith("x-hitherto-") and not is_credential(name)
     }
+
+
+def _asks_for_usage(ask: Ask, backend: Backend) -> bool:
+    """Whether a stream is to tell its usage, asked for by its client or not."""
+    return ask.stream and backend.asks_for_usage and ask.path in _TOLD_ON_REQUEST
+
+
+def _is_asked_for_usage(ask: Ask) -> bool:
+    options = ask.fields.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
 
 
 def _refuse_dot_segments(path: str) -> None:

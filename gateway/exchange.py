@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backends import asgi
-from backends.protocol import Answer
+from backends.protocol import Answer, Usage
 from gateway.stores.contract import Taken
 from gateway.tenant import Tenant
 from policies import rate_limit
 from policies.rate_limit import Limit, State
+
+if TYPE_CHECKING:
+    from gateway.books import Bill
 
 COPY_LIMIT = 4 << 20
 """Longer answers are relayed, but not remembered."""
@@ -28,6 +31,17 @@ class Ticket:
     taken: Taken = Taken(0.0)
     holder: str = ""
     downgraded: bool = False
+    request: str = ""
+    """The id of the request."""
+    user: str = ""
+    surface: str = ""
+    tags: tuple[str, ...] = ()
+    bills: list[Bill] = field(default_factory=list)
+    """The computations that it began."""
+    looked: tuple[float, int] = (0.0, 0)
+    """Seconds and tokens of looking for similar questions."""
+    told: bool = False
+    """Whether the ledger has its row: what ends later gets a row of its own."""
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         return rate_limit.headers(self.states)
@@ -42,6 +56,10 @@ class Incoming:
     body: bytes
     tenant: Tenant
     watch: asgi.HangupWatch
+    id: str = ""
+    surface: str = ""
+    model: str = ""
+    """What it asks for, once that is known."""
     ticket: Ticket | None = None
     """What it took at the door."""
 
@@ -91,6 +109,17 @@ class Served:
     stored: str = ""
     """Why the answer was not stored, or "stored"."""
     backend_kind: str = ""
+    priced: tuple[str, str, str] = ("", "", "")
+    """What the price of its answer depends on: the model at the backend, the kind of backend, its URL."""
+    avoided: Usage | None = None
+    """Tokens that a stored answer made unnecessary."""
+    source: str = ""
+    """The backend that a stored answer came from."""
+    leader: Served | None = None
+    """Whose answer it shares."""
+    entry: str = ""
+    similarity: float | None = None
+    stream: bool = False
     started: float = field(default_factory=time.perf_counter)
     overhead: float = 0.0
     first: float | None = None

@@ -8,8 +8,11 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from gateway.stores.contract import Booking
+
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 MAX_LABEL_VALUES = 200
+TOKEN_KINDS = ("prompt", "completion", "cached", "written", "avoided")
 _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
 
 
@@ -21,8 +24,15 @@ class RequestSeries:
     seconds: Histogram
     ttft_hit: Histogram
     ttft_miss: Histogram
-    prompt: Counter
-    completion: Counter
+
+
+@dataclass(frozen=True, slots=True)
+class MoneySeries:
+    """The series of one tenant and model that every row of the ledger moves."""
+
+    tokens: Mapping[str, Counter]
+    cost: Counter
+    saved: Mapping[str, Counter]
 
 
 class Metrics:
@@ -66,7 +76,21 @@ class Metrics:
         self.prefix_tokens = Counter(
             "hitherto_prefix_tokens_total", "Prompt tokens by where their KV came from.", ["source"], registry=r
         )
-        self.tokens = Counter("hitherto_tokens_total", "Tokens.", ["tenant", "model", "kind"], registry=r)
+        self._computed = self.prefix_tokens.labels("computed")
+        self.tokens = Counter(
+            "hitherto_tokens_total",
+            "Tokens by kind: prompt (with cached and written in it), completion, and those avoided by stored answers.",
+            ["tenant", "model", "kind"],
+            registry=r,
+        )
+        self.cost_usd = Counter("hitherto_cost_usd_total", "Dollars that were spent.", ["tenant", "model"], registry=r)
+        self.saved_usd = Counter(
+            "hitherto_saved_usd_total",
+            "Dollars that were saved, by what saved them.",
+            ["tenant", "model", "by"],
+            registry=r,
+        )
+        self._money: dict[tuple[str, str], MoneySeries] = {}
         self._declare_kv(r)
         self._declare_dispatch(r)
         self.faults = Counter("hitherto_faults_total", "Faults that were survived.", ["part"], registry=r)
@@ -111,8 +135,42 @@ class Metrics:
             seconds=self.request_seconds.labels(cache),
             ttft_hit=self.ttft_seconds.labels(cache, "hit"),
             ttft_miss=self.ttft_seconds.labels(cache, "miss"),
-            prompt=self.tokens.labels(tenant, model, "prompt"),
-            completion=self.tokens.labels(tenant, model, "completion"),
+        )
+
+    def count_money(self, row: Booking) -> None:
+        """What a row of the ledger tells of tokens and money. Counters only grow: what cost more than it saved is
+        in the ledger only."""
+        key = row.tenant, row.model
+        series = self._money.get(key)
+        if series is None:
+            if len(self._money) > 4 * MAX_LABEL_VALUES:
+                self._money.clear()
+            series = self._money[key] = self._money_series(*key)
+        if row.prompt or row.completion:
+            tokens = series.tokens
+            tokens["prompt"].inc(row.prompt)
+            tokens["completion"].inc(row.completion)
+            if row.cached or row.written:
+                tokens["cached"].inc(row.cached)
+                tokens["written"].inc(row.written)
+            self._computed.inc(row.prompt - row.cached)
+            for source, count in row.sources.items():
+                self.prefix_tokens.labels(source).inc(max(0, count))
+        if row.avoided_prompt or row.avoided_completion:
+            series.tokens["avoided"].inc(row.avoided_prompt + row.avoided_completion)
+        if row.cost:
+            series.cost.inc(row.cost / 1e9)
+        if row.saved_answer > 0:
+            series.saved["semantic" if row.cache in ("semantic", "alias") else "exact"].inc(row.saved_answer / 1e9)
+        if row.saved_prefix > 0:
+            series.saved["prefix"].inc(row.saved_prefix / 1e9)
+
+    def _money_series(self, tenant: str, model: str) -> MoneySeries:
+        tenant, model = self._capped("tenant", tenant), self._capped("model", model)
+        return MoneySeries(
+            tokens={kind: self.tokens.labels(tenant, model, kind) for kind in TOKEN_KINDS},
+            cost=self.cost_usd.labels(tenant, model),
+            saved={by: self.saved_usd.labels(tenant, model, by) for by in ("exact", "semantic", "prefix")},
         )
 
     def _capped(self, label: str, value: str) -> str:

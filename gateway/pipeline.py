@@ -42,14 +42,13 @@ class Pipeline:
         started = time.perf_counter()
         sent, downgraded = await self._admission.afford(request.tenant, request.body)
         ask, question, scope, shape = self.understood(request.headers, sent, request.query, request.tenant)
-        request.ticket = await self._admission.enter(request.tenant, question.user, question.view.model, downgraded)
+        tags = question.controls.tags
+        ticket = await self._admission.enter(request, question.user, question.view.model, downgraded, tags)
         lookup = await self._answers.lookup(question)
-        flying = Computation(
-            self._answers, self._admission, request.ticket, ask, question, lookup, scope, shape, started
-        )
+        ticket.looked = lookup.took
+        flying = Computation(self._answers, self._admission, ticket, ask, question, lookup, scope, shape, started)
         if lookup.entry is not None:
             if (served := flying.replayed(lookup)) is not None:
-                self._admission.count_hit(request.ticket, lookup.entry)
                 if lookup.tier == "stale":
                     self._refresh(flying)
                 return served

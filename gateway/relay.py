@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Callable
 
-from backends.dialects import openai_chat
+from backends.dialects import openai_chat, sse
+from backends.dialects.hidden_usage import HiddenUsage
 from backends.protocol import BackendError, BackendInterrupted, content_type
 from gateway.cache.answers import Answers
 from gateway.cache.lookup import Lookup
 from gateway.cache.question import Question
-from gateway.dispatch import Dispatched
+from gateway.dispatch import Dispatched, Told
 from gateway.errors import refusal
 from gateway.exchange import COPY_LIMIT, Body, Served
 
+_OWN = (b"x-hitherto-cost-usd", b"x-hitherto-saved-usd")
+"""Headers that a response has for itself, whoever shares its body."""
 _TERMINAL = re.compile(rb"data: ?\[DONE\]\s*$")
 
 
@@ -41,7 +44,9 @@ def relayed(
         headers.append((b"x-hitherto-prompt-cache", dispatched.prompt_cache.encode()))
     served = Served(reply.status, headers, started=started, tenant=question.tenant, model=question.view.model)
     served.backend, served.backend_kind = dispatched.backend, dispatched.kind
-    served.cache, served.reason = tier, lookup.reason
+    served.cache, served.reason, served.priced = tier, lookup.reason, dispatched.priced
+    served.stream, served.similarity = question.view.stream, lookup.similarity
+    served.entry = lookup.nearest.hex()[:16] if lookup.nearest is not None else ""
     remembering = _Remembering(answers, question, lookup, dispatched, served, parts)
     served.chunks = Body(remembering.chunks(), remembering.end)
     return served
@@ -53,10 +58,11 @@ def following(leader: Served, started: float, reason: str = "collapsed") -> Serv
         b"cache-status": f"hitherto; fwd=miss; collapsed; detail={reason}".encode(),
         b"x-hitherto-reason": reason.encode(),
     }
-    headers = [(name, changed.get(name, value)) for name, value in leader.headers]
+    headers = [(name, changed.get(name, value)) for name, value in leader.headers if name not in _OWN]
     served = Served(leader.status, headers, started=started, tenant=leader.tenant, model=leader.model)
     served.backend, served.backend_kind = leader.backend, leader.backend_kind
     served.reason = served.stored = reason
+    served.leader, served.stream = leader, leader.stream
     return served
 
 
@@ -77,22 +83,25 @@ class _Remembering:
         headers = dispatched.reply.headers
         self._stream = content_type(headers).startswith(b"text/event-stream")
         self._readable = all(name != b"content-encoding" for name, _ in headers)
-        self._passed = 0
+        self._passed = self._deltas = 0
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The upstream's bytes, those of a stream as they come. The answer is stored just before the bytes that end
         it are passed on, so that a client that has them and asks again finds it."""
         reply, served, stream = self._dispatched.reply, self._served, self._stream
         copy, kept, begun = bytearray(), self._readable, False
+        hidden = HiddenUsage() if self._dispatched.hides_usage and stream and kept else None
         try:
             if reply.whole is not None and not stream:
                 self._passed = len(reply.whole)
                 if kept:
                     self._remember(reply.whole)
+                    self._tell_cost()
                 yield reply.whole
                 return
             async for chunk in reply.chunks():
                 self._passed += len(chunk)
+                self._deltas += sse.deltas(chunk) if stream else 0
                 if kept and len(copy) + len(chunk) <= COPY_LIMIT:
                     copy += chunk
                     if not stream:
@@ -102,12 +111,18 @@ class _Remembering:
                 elif kept:
                     kept, served.stored = False, served.stored or "too-long"
                     chunk = chunk if stream else bytes(copy) + chunk
-                begun = True
-                yield chunk
+                if hidden is not None:
+                    chunk = hidden.passed(chunk)
+                if chunk:
+                    begun = True
+                    yield chunk
             if kept and not served.stored:
                 self._remember(bytes(copy))
             if kept and not stream:
+                self._tell_cost()
                 yield bytes(copy)
+            if hidden is not None and (rest := hidden.ended()):
+                yield rest
         except BackendError as error:
             served.stored = "interrupted"
             if not stream or not begun:
@@ -119,11 +134,19 @@ class _Remembering:
 
     async def end(self) -> None:
         """Settle what it took, and let the backend go."""
-        used = self._served.answer.usage if self._served.answer is not None else None
         try:
-            self._dispatched.settle(used, self._passed)
+            self._settle()
         finally:
             await self._dispatched.reply.close()
+
+    def _settle(self) -> list[tuple[bytes, bytes]]:
+        used = self._served.answer.usage if self._served.answer is not None else None
+        # The first event of a stream says who speaks, not yet what.
+        return self._dispatched.settle(Told(used, self._passed, max(0, self._deltas - 1)))
+
+    def _tell_cost(self) -> None:
+        """Of a body that is here before its head is sent."""
+        self._served.headers += self._settle()
 
     def _remember(self, copy: bytes) -> None:
         served, stream = self._served, self._stream

@@ -87,12 +87,37 @@ def _question(message: Mapping[str, Any]) -> tuple[str | None, str, dict[str, An
 
 
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.S)
-_VALUE = re.compile(rb'[ \t\r\n]*:[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*")', re.S)
+_COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
+_SCALAR = re.compile(rb"[^,}\]\s]+")
 
 
 def with_model(body: bytes, model: str) -> bytes:
     """The same bytes with another value for the top-level `model` (for each of them, should there be two)."""
-    out, copied, depth, skip = [], 0, 0, 0
+    return _with_value(body, "model", orjson.dumps(model))
+
+
+def with_usage(body: bytes, options: object) -> bytes:
+    """The bytes of a request for a stream that is to tell its usage; `options`: its `stream_options` as they are."""
+    value = orjson.dumps({**(options if isinstance(options, dict) else {}), "include_usage": True})
+    asked = _with_value(body, "stream_options", value)
+    if asked is not body:
+        return asked
+    start = body.index(b"{") + 1
+    return body[:start] + b'"stream_options":' + value + b"," + body[start:]
+
+
+def _with_value(body: bytes, name: str, value: bytes) -> bytes:
+    """The same bytes with another value for a top-level field, wherever it stands; `body` itself if it does not."""
+    out, copied = [], 0
+    for start, end in _values(body, name):
+        out += [body[copied:start], value]
+        copied = end
+    return b"".join([*out, body[copied:]]) if out else body
+
+
+def _values(body: bytes, name: str) -> Iterator[tuple[int, int]]:
+    """Where the values of a top-level field begin and end."""
+    depth, skip, opened = 0, 0, -1
     for found in _TOKEN.finditer(body):
         start, end = found.span()
         if start < skip:
@@ -102,15 +127,21 @@ def with_model(body: bytes, model: str) -> bytes:
             depth += 1
         elif first in b"}]":
             depth -= 1
-        elif depth == 1 and end - start <= 64 and _is_model(found[0]) and (value := _VALUE.match(body, end)):
-            out += [body[copied : value.start(1)], orjson.dumps(model)]
-            copied = skip = value.end(1)
-    return b"".join([*out, body[copied:]])
+            if depth == 1 and opened >= 0:
+                yield opened, end
+                opened = -1
+        elif depth == 1 and end - start <= 96 and _is(found[0], name) and (colon := _COLON.match(body, end)):
+            skip = colon.end()
+            if body[skip : skip + 1] in (b"{", b"["):
+                opened = skip
+            elif (value := _TOKEN.match(body, skip) or _SCALAR.match(body, skip)) is not None:
+                yield skip, value.end()
+                skip = value.end()
 
 
-def _is_model(name: bytes) -> bool:
+def _is(token: bytes, name: str) -> bool:
     try:
-        return name == b'"model"' or (b"\\" in name and orjson.loads(name) == "model")
+        return token == b'"%b"' % name.encode() or (b"\\" in token and orjson.loads(token) == name)
     except orjson.JSONDecodeError:
         return False
 

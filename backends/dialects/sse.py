@@ -25,5 +25,14 @@ def comments(stream: bytes) -> Iterator[bytes]:
             yield line.rstrip(b"\r")
 
 
+def deltas(piece: bytes) -> int:
+    """About how many tokens a piece of a stream of any dialect brings: one with each event that adds to the answer."""
+    if b"event:" in piece:
+        return piece.count(b"_block_delta\n") + piece.count(
+            b".delta\n"
+        )  # Anthropic's names; those of OpenAI's responses
+    return piece.count(b"data:")
+
+
 def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"

@@ -21,6 +21,7 @@ class EngineBackend:
 
     kind = "engine"
     prompt_cache: PromptCacheStyle = "none"
+    asks_for_usage = False  # it tells it in every stream, as a comment
 
     def __init__(self, name: str, config: EngineConfig, data: Path) -> None:
         self.name = name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -17,9 +17,9 @@ from gateway.api.passthrough import Passthrough
 from gateway.ask import Ask
 from gateway.cache import embeddings
 from gateway.cache.answers import Answers
-from gateway.dispatch import Dispatch, Dispatched, forwarded
+from gateway.dispatch import Dispatch, Dispatched, Told, forwarded
 from gateway.errors import NotCached
-from gateway.exchange import Incoming, Served
+from gateway.exchange import Incoming, Served, Ticket
 from policies.controls import is_litellm_control, parse_controls
 
 LIMIT = 64 << 20
@@ -53,7 +53,7 @@ class EmbeddingsEndpoint(Endpoint):
         tenant, headers = request.tenant, forwarded(request.headers)
         user = tenant.user(request.headers, body)
         target = self._dispatch.identity(self._ask(request, request.body, body))
-        request.ticket = await self.door.admission.enter(tenant, user, body["model"], downgraded)
+        ticket = await self.door.admission.enter(request, user, body["model"], downgraded, controls.tags)
         try:
             asked = embeddings.batch(body, inputs, tenant, user, target, headers, request.query, controls)
         except (TypeError, RecursionError) as error:
@@ -61,13 +61,16 @@ class EmbeddingsEndpoint(Endpoint):
         found = await embeddings.known(self._answers, asked)
         places = embeddings.missing(asked, found)
         if not places:
-            return self._response(asked, embeddings.merged(asked, found, [], [], {}), "exact", "", started)
+            served = self._response(asked, embeddings.merged(asked, found, [], [], {}), "exact", "", started)
+            self._avoided(served, asked, range(len(inputs)), request)
+            self.door.admission.books.tell_saving(ticket, served)
+            return served
         if controls.only_if_cached:
             raise NotCached(f"only-if-cached: {len(places)} of {len(inputs)} inputs are not stored")
         overhead = time.perf_counter() - started
         request.watch.start()
         raw = orjson.dumps(body) if ours else request.body
-        served = await self._computed(asked, found, places, request, raw, started)
+        served = await self._computed(asked, found, places, request, ticket, raw, started)
         served.overhead = overhead
         return served
 
@@ -77,15 +80,17 @@ class EmbeddingsEndpoint(Endpoint):
         found: list[bytes | None],
         places: list[int],
         request: Incoming,
+        ticket: Ticket,
         raw: bytes,
         started: float,
     ) -> Served:
-        dispatched, copy = await self._asked(asked, request, raw if len(places) == len(found) else asked.body(places))
+        part = raw if len(places) == len(found) else asked.body(places)
+        dispatched, copy = await self._asked(asked, request, ticket, part)
         result = await self._read(dispatched, copy, len(places))
         if result is None and dispatched.reply.status == 200 and len(places) < len(found):
             # Not what was expected for a part of the inputs: the client shall have the answer to what it asked.
             places = list(range(len(found)))
-            dispatched, copy = await self._asked(asked, request, raw)
+            dispatched, copy = await self._asked(asked, request, ticket, raw)
             result = await self._read(dispatched, copy, len(places))
         known = sum(body is not None for body in found) if len(places) < len(found) else 0
         reason = f"{known}-of-{len(found)}-known"
@@ -108,7 +113,9 @@ class EmbeddingsEndpoint(Endpoint):
             usage = result[0].get("usage")
             if isinstance(usage, dict) and isinstance(usage.get("prompt_tokens"), int):
                 served.answer = Answer({}, (), Usage(usage["prompt_tokens"], 0))
-        served.backend, served.backend_kind = dispatched.backend, dispatched.kind
+        self._avoided(served, asked, (place for place, body in enumerate(found) if body and known), request)
+        served.headers += dispatched.settle(Told(None))  # which was told before; it says again what it cost
+        served.backend, served.backend_kind, served.priced = dispatched.backend, dispatched.kind, dispatched.priced
         served.headers.append((b"x-hitherto-backend", dispatched.backend.encode()))
         return served
 
@@ -120,16 +127,24 @@ class EmbeddingsEndpoint(Endpoint):
             return embeddings.computed(copy, count)
         return await asyncio.to_thread(embeddings.computed, copy, count)
 
-    async def _asked(self, asked: embeddings.Batch, request: Incoming, raw: bytes) -> tuple[Dispatched, bytes]:
+    def _avoided(self, served: Served, asked: embeddings.Batch, places: Iterable[int], request: Incoming) -> None:
+        """What inputs that were known make unnecessary; guessed, since nobody told the tokens of one input."""
+        served.priced = self._dispatch.priced(self._ask(request, b"", asked.fields))
+        size = sum(len(orjson.dumps(asked.inputs[place])) for place in places)
+        served.avoided = Usage(size // 4, 0) if size else None
+
+    async def _asked(
+        self, asked: embeddings.Batch, request: Incoming, ticket: Ticket, raw: bytes
+    ) -> tuple[Dispatched, bytes]:
         """A backend's whole response."""
         ask = self._ask(request, raw, asked.fields)
-        dispatched = await self.door.admission.open(request.ticket, ask)
+        dispatched = await self.door.admission.open(ticket, ask)
         copy = b""
         try:
             copy = b"".join([chunk async for chunk in dispatched.reply.chunks()])
             return dispatched, copy
         finally:
-            dispatched.settle(_usage(copy) if len(copy) <= LIMIT else None, 0)
+            dispatched.settle(Told(_usage(copy) if len(copy) <= LIMIT else None))
             await dispatched.reply.close()
 
     def _ask(self, request: Incoming, raw: bytes, fields: Mapping[str, Any]) -> Ask:

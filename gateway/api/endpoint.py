@@ -77,7 +77,8 @@ class Endpoint(ABC):
         try:
             async with watch:
                 try:
-                    incoming = Incoming(scope, headers, body, tenant, watch)
+                    headers.setdefault("x-request-id", request_id)  # whoever computes it logs the same
+                    incoming = Incoming(scope, headers, body, tenant, watch, request_id, self.surface)
                     served = await self.serve(incoming)
                     if tenant.key:
                         served.headers = [pair for pair in served.headers if not pair[0].startswith(_ACCOUNTS)]
@@ -95,9 +96,9 @@ class Endpoint(ABC):
             if incoming is not None and incoming.ticket is not None:
                 self.door.admission.leave(incoming.ticket)
             if watch.gone and served is None and not refused:
-                served = Served(CLIENT_GONE, [], cache="none", started=started)
-            if served is not None:
-                self._account(served, request_id, watch.gone)
+                served = Served(CLIENT_GONE, [], cache="none", started=started, tenant=tenant.name)
+            if served is not None and incoming is not None:
+                self._account(served, incoming, watch.gone)
 
     async def _refuse(
         self,
@@ -116,10 +117,16 @@ class Endpoint(ABC):
         head = [asgi.JSON, (b"x-request-id", request_id.encode("latin-1", "replace")), *refusal.headers()]
         await asgi.send_bytes(send, refusal.status, head, refusal.body_for(scope["path"]))
         line = {"request_id": request_id, "status": refusal.status, "error": self.door.mask(tenant, refusal.message)}
-        logs.request_line({**line, "tenant": tenant.name, "seconds": round(time.perf_counter() - started, 6)})
+        seconds = time.perf_counter() - started
+        logs.request_line({**line, "tenant": tenant.name, "seconds": round(seconds, 6)})
+        if incoming is not None:
+            self.door.admission.books.refused(incoming, refusal.status, refusal.code or refusal.kind, seconds)
 
-    def _account(self, served: Served, request_id: str, gone: bool) -> None:
-        now = time.perf_counter()
+    def _account(self, served: Served, incoming: Incoming, gone: bool) -> None:
+        now, request_id = time.perf_counter(), incoming.id
+        left = gone and not served.complete
+        status = CLIENT_GONE if left else served.status
+        row = self.door.admission.books.answered(incoming, served, status, now - served.started)
         series = self._series(served.tenant, served.model, served.backend, served.cache, served.status)
         series.requests.inc()
         series.seconds.observe(now - served.started)
@@ -135,21 +142,18 @@ class Endpoint(ABC):
             "status": served.status,
             "seconds": round(now - served.started, 6),
         }
-        usage = served.answer.usage if served.answer is not None else None
-        cached = max(0, min(usage.cached or 0, usage.prompt)) if usage is not None else 0
-        if gone and not served.complete:
+        if left:
             line["client_gone"] = True
         if served.first is not None:
-            (series.ttft_hit if cached else series.ttft_miss).observe(served.first - served.started)
+            (series.ttft_hit if row.cached else series.ttft_miss).observe(served.first - served.started)
             line["ttft"] = round(served.first - served.started, 6)
-        if usage is not None:
-            sources = usage.sources if served.backend_kind == "engine" else {"upstream": cached}
-            series.prompt.inc(max(0, usage.prompt))
-            series.completion.inc(max(0, usage.completion))
-            for source, tokens in sources.items():
-                self._metrics.prefix_tokens.labels(source).inc(max(0, tokens))
-            self._metrics.prefix_tokens.labels("computed").inc(max(0, usage.prompt - cached))
-            line |= {"prompt_tokens": usage.prompt, "completion_tokens": usage.completion, "cached_tokens": cached}
+        if row.prompt or row.completion:
+            line["prompt_tokens"], line["completion_tokens"] = row.prompt, row.completion
+            line["cached_tokens"] = row.cached
+        if row.cost is not None:
+            line["cost_usd"] = row.cost / 1e9
+        if saved := row.saved_answer + row.saved_prefix:
+            line["saved_usd"] = saved / 1e9
         logs.request_line(line)
 
     def _find_series(self, tenant: str, model: str, backend: str, cache: str, status: int) -> RequestSeries:
@@ -163,9 +167,15 @@ def _tell_limits(served: Served, ticket: Ticket) -> None:
 
 async def _send(served: Served, request_id: str, send: asgi.Send) -> None:
     """Send a response; the head goes with the first chunk, so that a failure before it is still a proper error."""
-    head = [*served.headers, (b"x-request-id", request_id.encode("latin-1", "replace"))]
-    if served.body is not None:
+
+    def start() -> asgi.Message:
+        """The head, as it is known when the first byte of the body is there."""
         served.first = time.perf_counter()
+        head = [*served.headers, (b"x-request-id", request_id.encode("latin-1", "replace"))]
+        return {"type": "http.response.start", "status": served.status, "headers": head}
+
+    if served.body is not None:
+        head = start()["headers"]
         await asgi.send_bytes(send, served.status, head, served.body)
         served.complete = True
         return
@@ -173,11 +183,9 @@ async def _send(served: Served, request_id: str, send: asgi.Send) -> None:
     async with aclosing(served.chunks) as chunks:
         async for chunk in chunks:
             if served.first is None:
-                served.first = time.perf_counter()
-                await send({"type": "http.response.start", "status": served.status, "headers": head})
+                await send(start())
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
     if served.first is None:
-        served.first = time.perf_counter()
-        await send({"type": "http.response.start", "status": served.status, "headers": head})
+        await send(start())
     await send({"type": "http.response.body", "body": b""})
     served.complete = True

@@ -16,11 +16,12 @@ from typing import Any
 import orjson
 
 from backends.dialects import forms, sse, usage
+from backends.dialects.hidden_usage import HiddenUsage
 from backends.dialects.openai_chat import USAGE_COMMENT, MalformedRequest
 from backends.protocol import Answer, Usage
 from gateway.api.endpoint import Door, Endpoint
 from gateway.ask import EVENT_BYTES, Ask
-from gateway.dispatch import Dispatch, Dispatched
+from gateway.dispatch import Dispatch, Dispatched, Told
 from gateway.errors import ModelNotAllowed, NotForTenants, UnknownModel
 from gateway.exchange import COPY_LIMIT, Body, Incoming, Served
 from policies import routing
@@ -67,14 +68,14 @@ class Passthrough(Endpoint):
         if routed:
             self._dispatch.route(model, tenant)  # one that is not routed goes nowhere: somebody may have mistyped it
         user = tenant.user(request.headers, fields)
-        request.ticket = await self.door.admission.enter(tenant, user, model, downgraded)
+        ticket = await self.door.admission.enter(request, user, model, downgraded)
         overhead = time.perf_counter() - started
         request.watch.start()
         ask = Ask(path, request.query, request.headers, request.body, model, tenant, fields)
         relay = None if routed else (self._backend, scope["method"])
-        served = _served(await self.door.admission.open(request.ticket, ask, relay), told=computes)
+        served = _served(await self.door.admission.open(ticket, ask, relay), told=computes)
         served.tenant, served.started, served.overhead = tenant.name, started, overhead
-        served.model = model if routed else ""
+        served.model, served.stream = model if routed else "", ask.stream
         return served
 
     def _refuse_what_is_shared(self, request: Incoming, path: str, computes: bool) -> None:
@@ -114,7 +115,7 @@ def _served(dispatched: Dispatched, told: bool) -> Served:
     if dispatched.prompt_cache:
         head.append((b"x-hitherto-prompt-cache", dispatched.prompt_cache.encode()))
     served = Served(reply.status, head, backend=dispatched.backend, cache="bypass", reason="not-cacheable")
-    served.backend_kind = dispatched.kind
+    served.backend_kind, served.priced = dispatched.kind, dispatched.priced
     passing = _Passing(dispatched, served, told)
     served.chunks = Body(passing.chunks(), passing.end)
     return served
@@ -125,32 +126,57 @@ class _Passing:
 
     def __init__(self, dispatched: Dispatched, served: Served, told: bool) -> None:
         self._dispatched, self._served, self._told = dispatched, served, told
-        self._size = 0
+        self._size = self._deltas = 0
+        self._whole = False
+        self._hidden = HiddenUsage() if dispatched.hides_usage else None
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        copy, kept, whole = bytearray(), self._told, False
+        reply, hidden = self._dispatched.reply, self._hidden
+        copy, kept = bytearray(), self._told
         try:
-            async for chunk in self._dispatched.reply.chunks():
+            if reply.whole is not None and hidden is None:
+                self._size, self._whole = len(reply.whole), True
+                copy += reply.whole if self._told and len(reply.whole) <= COPY_LIMIT else b""
+                self._note(bytes(copy))
+                self._served.headers += self._settle()
+                yield reply.whole
+                return
+            async for chunk in reply.chunks():
                 self._size += len(chunk)
+                self._deltas += sse.deltas(chunk)
                 kept = kept and len(copy) + len(chunk) <= COPY_LIMIT
                 if kept:
                     copy += chunk
-                yield chunk
-            whole = True
+                if chunk := chunk if hidden is None else hidden.passed(chunk):
+                    yield chunk
+            self._whole = True
+            if hidden is not None and (rest := hidden.ended()):
+                yield rest
         finally:
-            used = usage_in(bytes(copy)) if kept else None
-            if used is not None and not whole:  # what a stream says of its answer at its beginning is not the end of it
-                used = replace(used, completion=max(used.completion, self._size // EVENT_BYTES))
-            self._served.answer = Answer({}, (), used) if used is not None else None
+            if self._served.answer is None:
+                self._note(bytes(copy) if kept else b"")
             await self.end()
+
+    def _note(self, copy: bytes) -> None:
+        """Keep what a body, or the beginning of one, says of its tokens."""
+        used = usage_in(copy) if copy else None
+        if (
+            used is not None and not self._whole
+        ):  # what a stream says of its answer at its beginning is not the end of it
+            used = replace(used, completion=max(used.completion, self._deltas or self._size // EVENT_BYTES))
+        self._served.answer = Answer({}, (), used) if used is not None else None
 
     async def end(self) -> None:
         """Settle what it took, and let the backend go."""
-        used = self._served.answer.usage if self._served.answer is not None else None
         try:
-            self._dispatched.settle(used, self._size if self._told else 0)
+            self._settle()
         finally:
             await self._dispatched.reply.close()
+
+    def _settle(self) -> list[tuple[bytes, bytes]]:
+        used = self._served.answer.usage if self._served.answer is not None else None
+        told = Told(used, self._size, self._deltas, self._whole) if self._told else Told(None)
+        return self._dispatched.settle(told)
 
 
 def _json(body: bytes) -> dict[str, Any]:

@@ -270,7 +270,7 @@ class Answers:
         assert semantic is not None and text is not None  # may_read allows semantic only with a question
         if not semantic.has(question.scope):
             return Lookup("miss", "first-in-scope")
-        future = semantic.neighbours(question.scope, text)
+        began, future = time.perf_counter(), semantic.neighbours(question.scope, text)
         try:
             if len(text) <= similarity.LONGEST:
                 similarity.prepare(text)  # while another thread encodes it
@@ -285,7 +285,7 @@ class Answers:
         except Exception:
             self.fault("semantic")
             return Lookup("miss", "fault")
-        lookup.neighbours = future
+        lookup.neighbours, lookup.took = future, (time.perf_counter() - began, len(text) // 4)
         return lookup
 
     async def consider(self, question: Question) -> list[tuple[Entry, str, float, str]]:
@@ -306,7 +306,7 @@ class Answers:
     async def _choose(self, question: Question, text: str, nearest: list[tuple[bytes, float]]) -> Lookup:
         """The first candidate that nothing speaks against; else the reason why the best one was refused."""
         threshold = question.threshold
-        lookup = Lookup("miss", similarity=nearest[0][1] if nearest else None)
+        lookup = Lookup("miss", similarity=nearest[0][1], nearest=nearest[0][0]) if nearest else Lookup("miss")
         for key, cosine in nearest:
             near_enough = cosine >= threshold
             if not near_enough and (lookup.near is not None or cosine < threshold - question.rules.grey):

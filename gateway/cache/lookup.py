@@ -25,6 +25,10 @@ class Lookup:
     neighbours: asyncio.Future[Neighbours | None] | None = field(default=None, repr=False)
     near: bytes | None = None
     """The key of a neighbour that was just not near enough: the same answer would make this question its alias."""
+    nearest: bytes | None = None
+    """The key of the candidate that was refused last."""
+    took: tuple[float, int] = (0.0, 0)
+    """Seconds and tokens of looking for similar questions."""
 
     def packed(self) -> bytes | None:
         """The question's packed vector, if it is made by now."""

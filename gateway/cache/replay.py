@@ -26,6 +26,7 @@ def replay(question: Question, lookup: Lookup, started: float) -> Served:
     if lookup.similarity is not None:
         headers.append((b"x-hitherto-similarity", f"{lookup.similarity:.4f}".encode()))
     served = Served(200, headers, started=started, tenant=question.tenant, model=view.model, cache=lookup.tier)
+    served.stream, served.similarity = view.stream, lookup.similarity
     id, created = f"chatcmpl-{new_id()}", int(now)
     if view.stream:
         headers.append((b"content-type", b"text/event-stream; charset=utf-8"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -235,3 +235,123 @@ class CounterStore(Protocol):
     async def spent(self, accounts: Sequence[Account]) -> list[tuple[int, int]]:
         """(booked, held) of each account."""
         ...
+
+
+@dataclass(slots=True)
+class Booking:
+    """One row of the ledger: an answer, or something else that was paid for. Money is in billionths of a dollar.
+
+    `part`: "answer" (a request and what it got), "attempt" (a try or a lost hedge that came to nothing and may be
+    charged all the same), or "late" (a computation that ended after its request: its client had left, or it was made
+    in the background). What was paid is the sum over all parts.
+    """
+
+    at: float
+    """When it began, in seconds since the epoch."""
+    tenant: str
+    part: str = "answer"
+    request: str = ""
+    key: str = ""
+    """Which of the tenant's keys."""
+    user: str = ""
+    surface: str = ""
+    asked: str = ""
+    """The model that was asked for."""
+    model: str = ""
+    """The model that answered, by its name at the backend."""
+    backend: str = ""
+    cache: str = "none"
+    """The answer cache's tier: exact, semantic, alias, stale, miss, bypass, or none where it was not reached."""
+    reason: str = ""
+    stored: str = ""
+    entry: str = ""
+    """The stored answer that was served, or of a miss the nearest one."""
+    similarity: float | None = None
+    stream: bool = False
+    status: int = 0
+    ttft: float | None = None
+    seconds: float = 0.0
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    written: int = 0
+    sources: Mapping[str, int] = field(default_factory=dict)
+    """Of `cached`, how many came from which KV tier, or from `upstream`."""
+    avoided_prompt: int = 0
+    avoided_completion: int = 0
+    """Tokens that a stored or shared answer made unnecessary."""
+    estimated: bool = False
+    """Whether tokens were guessed, because nobody told them."""
+    cost: int | None = 0
+    """None: nobody knows a price."""
+    lookup: int = 0
+    """Of `cost`, what looking for similar questions took."""
+    saved_answer: int = 0
+    saved_prefix: int = 0
+    """What it would have cost cold, less what it cost: by a stored answer, or by what was cached of the prompt."""
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """A change that somebody made."""
+
+    at: float
+    actor: str
+    action: str
+    detail: str = ""
+    outcome: str = "done"
+
+
+class LedgerStore(Protocol):
+    """Blocking calls, made from worker threads."""
+
+    def add(self, rows: Sequence[Booking]) -> None:
+        """Book all or none, and bring the roll-ups up to date in the same transaction."""
+        ...
+
+    def tidy(self, now: float) -> None:
+        """Drop what is older than it is to be kept."""
+        ...
+
+    def totals(self, query: Query) -> list[dict[str, Any]]:
+        """Sums over roll-ups, one object for each group."""
+        ...
+
+    def quantiles(self, query: Query) -> list[dict[str, Any]]:
+        """Times to the first byte, one object for each group and kind (`hit`, `prefix`, `miss`)."""
+        ...
+
+    def entries(self, query: Query, limit: int) -> list[dict[str, Any]]:
+        """The stored answers that saved most."""
+        ...
+
+    def rows(
+        self, tenant: str, before: int, after: int, limit: int, conditions: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
+        """Rows between two numbers, newest first."""
+        ...
+
+    def row(self, number: int, tenant: str) -> list[dict[str, Any]]:
+        """A row, with every other part of its request."""
+        ...
+
+    def note(self, audit: Audit) -> None:
+        """Keep what somebody did."""
+        ...
+
+    def audits(self, limit: int) -> list[dict[str, Any]]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which part of the ledger: from a time to another, in steps of `span` seconds; of one tenant, or of all."""
+
+    start: float
+    end: float
+    span: int
+    tenant: str = ""
+    by: tuple[str, ...] = ()
+    """Names of what to group by: tenant, key, model, backend, surface, cache, outcome, time."""

@@ -40,7 +40,7 @@ def test_prices_have_a_currency_and_a_unit(text: object) -> None:
 
 def test_settings_survive_the_way_to_worker_processes() -> None:
     price = Price.model_validate({"input": "0.15 USD/M", "cached": "0.075 USD/M"})
-    assert Price.model_validate_json(price.model_dump_json()) == price
+    assert Price.model_validate_json(price.model_dump_json(by_alias=True)) == price
     budget = Budget.model_validate({"per_month": "500 USD", "when_spent": {"downgrade": "small"}})
     assert Budget.model_validate_json(budget.model_dump_json()) == budget and isinstance(budget.when_spent, Downgrade)
 
