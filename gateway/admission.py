@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -181,13 +181,25 @@ class Admission:
         if ticket.limits and (held := [(limit, -1) for limit in ticket.limits if limit.kind == "concurrency"]):
             self._counters.give(held, ticket.taken, ticket.holder)
 
-    async def standing(self, tenant: Tenant) -> list[dict[str, Any]]:
-        """What a tenant has spent of its budgets, in dollars."""
-        budget = tenant.policy.budget
-        return [
-            {"period": one.key.rpartition("|")[2], "limit": one.limit / 1e9, "spent": booked / 1e9, "held": held / 1e9}
-            for one, booked, held in (await self._accounts(tenant, budget) if budget is not None else ())
-        ]
+    async def standing(self, tenants: Iterable[Tenant]) -> dict[str, list[dict[str, Any]]]:
+        """What tenants have spent of their budgets, in dollars; of those that have some."""
+        accounts: list[Account] = []
+        owners: list[str] = []
+        for tenant in tenants:
+            if tenant.policy.budget is not None:
+                mine = budgets.accounts(tenant.name, tenant.policy.budget, time.time())
+                accounts += mine
+                owners += [tenant.name] * len(mine)
+        found: dict[str, list[dict[str, Any]]] = {}
+        for owner, one, (booked, held) in zip(owners, accounts, await self._counters.spent(accounts), strict=True):
+            period = one.key.rpartition("|")[2]
+            amounts = {"limit": one.limit / 1e9, "spent": booked / 1e9, "held": held / 1e9}
+            found.setdefault(owner, []).append({"period": period, **amounts})
+        return found
+
+    def price_of(self, model: str) -> dict[str, Any] | None:
+        """What a model costs, per million tokens and in dollars; None where nobody knows."""
+        return self.books.prices.told(*self._dispatch.priced_by_name(model))
 
     async def _is_spent(self, tenant: Tenant, budget: Budget) -> bool:
         return any(booked + held >= one.limit for one, booked, held in await self._accounts(tenant, budget))

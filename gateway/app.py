@@ -10,7 +10,8 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,17 +25,19 @@ from backends.build import build
 from backends.protocol import Backend, reveal
 from gateway import errors
 from gateway.admission import Admission
-from gateway.api import admin, chat, embeddings, health, models, passthrough
+from gateway.api import admin, chat, dashboard, embeddings, health, models, passthrough
 from gateway.api.auth import AdminKey, Auth, KeyAuth, OpenAuth, TransparentAuth
 from gateway.api.endpoint import Door, Endpoint
+from gateway.api.guards import operators, viewing
 from gateway.books import Books
 from gateway.cache.answers import Answers
 from gateway.cache.config import LOOKUP_DEADLINE
 from gateway.cache.control import Control
 from gateway.config import Settings, is_loopback
 from gateway.dispatch import Dispatch
-from gateway.ledger import Ledger
+from gateway.ledger import Ledger, LedgerConfig
 from gateway.metrics import Metrics
+from gateway.overview import Views
 from gateway.pipeline import Pipeline
 from gateway.places import Places
 from gateway.prices import Prices
@@ -74,11 +77,56 @@ class Application:
             await self._rest(scope, asgi.bounded(receive, self._limit), send)
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a gateway is made of."""
+
+    settings: Settings
+    metrics: Metrics
+    notes: dict[str, str]
+    backends: dict[str, Backend]
+    places: Places
+    dispatch: Dispatch
+    registry: Registry | None
+    auth: Auth
+    counters: CounterStore
+    ledger: Ledger
+    admission: Admission
+    answers: Answers
+    pipeline: Pipeline
+    warmer: Warmer
+
+    def told(self) -> dict[str, str]:
+        """What an operator should know although requests are served."""
+        return _notes(self.notes, self.registry, self.counters, self.places)
+
+    def tenants(self) -> Iterable[Tenant]:
+        return _tenants(self.auth, self.registry)
+
+
 def create_app(settings: Settings, processes: int = 1) -> Application:
     """The gateway as an ASGI application; `processes`: how many there are on the same data folder."""
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-    metrics = Metrics()
-    notes: dict[str, str] = {}
+    parts = _parts(settings, processes)
+    app = FastAPI(title="Hitherto", lifespan=_lifespan(parts), docs_url=None, redoc_url=None, openapi_url=None)
+    _add_routes(app, parts)
+    limit = int(settings.body_limit)
+    door = Door(parts.auth, parts.admission, parts.metrics, limit, partial(_masked, parts.dispatch, settings))
+    relay = passthrough.Passthrough(parts.dispatch, door)
+    app.router.routes.append(Route("/v1/{path:path}", relay))
+    app.add_exception_handler(Exception, _refuse)
+    app.add_exception_handler(HTTPException, _not_found)
+    for kind in errors.known():
+        app.add_exception_handler(kind, _refuse)
+    hot: dict[tuple[str, str], Endpoint] = {
+        ("POST", "/v1/chat/completions"): chat.ChatEndpoint(parts.pipeline, door),
+        ("POST", "/v1/embeddings"): embeddings.EmbeddingsEndpoint(parts.answers, parts.dispatch, relay),
+    }
+    return Application(hot, app, limit)
+
+
+def _parts(settings: Settings, processes: int) -> _Parts:
+    metrics, notes = Metrics(), dict[str, str]()
     backends = _backends(settings)
     places = Places(settings.breaker_of(), metrics)
     dispatch = Dispatch(backends, settings.routes(), _salt_key(settings.data), metrics, places)
@@ -88,55 +136,62 @@ def create_app(settings: Settings, processes: int = 1) -> Application:
     ledger = Ledger(_ledger_store(settings, notes), metrics)
     admission = Admission(counters, Books(Prices(settings.prices), ledger, metrics), dispatch)
     store = _answer_store(settings, notes)
-    shared = processes > 1 or bool(settings.redis)
     semantic = settings.cache.semantic
     deadline = semantic.deadline if semantic else LOOKUP_DEADLINE
+    shared = processes > 1 or bool(settings.redis)
     answers = Answers(store, int(settings.cache.size), deadline, metrics, shared=shared)
-    warmer = Warmer(_tenants(settings, auth, registry), dispatch)
     pipeline = Pipeline(answers, dispatch, admission)
+    warmer = Warmer(partial(_tenants, auth, registry), dispatch)
+    if registry is not None:
+        registry.noted = partial(ledger.note, "tenants' files", "reload")
+    return _Parts(settings, metrics, notes, backends, places, dispatch, registry, auth, counters, ledger, admission,
+                  answers, pipeline, warmer)  # fmt: skip
 
+
+def _lifespan(parts: _Parts) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        answers, semantic = parts.answers, parts.settings.cache.semantic
         async with AsyncExitStack() as stack:
-            for backend in backends.values():
+            for backend in parts.backends.values():
                 stack.push_async_callback(backend.stop)
                 await backend.start()
-            stack.push_async_callback(counters.close)
-            await counters.open()
-            stack.push_async_callback(ledger.close)
-            await ledger.open()
-            if registry is not None:
-                stack.push_async_callback(registry.close)
-                await registry.open()
+            for part in (parts.counters, parts.ledger):
+                stack.push_async_callback(part.close)
+                await part.open()
+            if parts.registry is not None:
+                stack.push_async_callback(parts.registry.close)
+                await parts.registry.open()
             stack.push_async_callback(answers.close)
             if semantic:
-                answers.semantic = await _semantic_tier(settings, semantic.threshold, notes)
+                answers.semantic = await _semantic_tier(parts.settings, semantic.threshold, parts.notes)
             await answers.open()
-            stack.push_async_callback(pipeline.close)
-            stack.push_async_callback(warmer.close)
-            await warmer.open()
+            stack.push_async_callback(parts.pipeline.close)
+            stack.push_async_callback(parts.warmer.close)
+            await parts.warmer.open()
             yield
 
-    app = FastAPI(title="Hitherto", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    door = Door(auth, admission, metrics, int(settings.body_limit), partial(_masked, dispatch, settings))
-    endpoint = chat.ChatEndpoint(pipeline, door)
-    app.include_router(health.router(backends, partial(_notes, notes, registry, counters, places), metrics))
-    key = AdminKey(reveal(settings.admin.key) if settings.admin.key else "")
-    if key.is_set or is_loopback(settings.host):
-        app.include_router(admin.router(backends, warmer, key))
-        app.include_router(admin.tenants_router(registry, places, admission, key))
-        app.include_router(admin.cache_router(Control(answers, pipeline), auth, key))
+    return lifespan
+
+
+def _add_routes(app: FastAPI, parts: _Parts) -> None:
+    """Everything but the hot routes."""
+    settings, answers, ledger = parts.settings, parts.answers, parts.ledger
+    app.include_router(health.router(parts.backends, parts.told, parts.metrics))
+    key, loopback = AdminKey(reveal(settings.admin.key) if settings.admin.key else ""), is_loopback(settings.host)
+    views = Views(answers, parts.admission, parts.tenants, parts.places, parts.backends, parts.registry, parts.told)
+    keep = settings.ledger or LedgerConfig()
+    app.include_router(dashboard.page())
+    app.include_router(dashboard.figures("/dashboard/api", ledger, keep, views, viewing(key, parts.auth, loopback)))
+    if key.is_set or loopback:
+        api = admin.router(key, ledger.note)
+        admin.prefix_routes(api, parts.backends, parts.warmer)
+        admin.tenant_routes(api, parts.registry, parts.places, parts.admission, ledger)
+        admin.cache_routes(api, Control(answers, parts.pipeline), parts.auth)
+        app.include_router(api)
+        app.include_router(dashboard.figures("/admin/usage", ledger, keep, views, operators(key)))
     if not settings.transparent:
-        app.include_router(models.router(dispatch, auth))
-    relay = passthrough.Passthrough(dispatch, door)
-    app.router.routes.append(Route("/v1/{path:path}", relay))
-    app.add_exception_handler(Exception, _refuse)
-    app.add_exception_handler(HTTPException, _not_found)
-    for kind in errors.known():
-        app.add_exception_handler(kind, _refuse)
-    vectors = embeddings.EmbeddingsEndpoint(answers, dispatch, relay)
-    hot = {("POST", "/v1/chat/completions"): endpoint, ("POST", "/v1/embeddings"): vectors}
-    return Application(hot, app, int(settings.body_limit))
+        app.include_router(models.router(parts.dispatch, parts.auth))
 
 
 def _backends(settings: Settings) -> dict[str, Backend]:
@@ -155,11 +210,11 @@ def _auth(settings: Settings, registry: Registry | None) -> Auth:
     return TransparentAuth(settings.policy()) if settings.transparent else OpenAuth(settings.policy())
 
 
-def _tenants(settings: Settings, auth: Auth, registry: Registry | None) -> Callable[[], Iterable[Tenant]]:
-    """The tenants whose templates are warmed."""
+def _tenants(auth: Auth, registry: Registry | None) -> Iterable[Tenant]:
+    """Those with files, or the open one."""
     if registry is not None:
-        return lambda: registry.tenants.by_name.values()
-    return lambda: [auth.open] if isinstance(auth, OpenAuth) else []
+        return registry.tenants.by_name.values()
+    return [auth.open] if isinstance(auth, OpenAuth) else []
 
 
 def _counters(settings: Settings, processes: int) -> CounterStore:

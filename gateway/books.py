@@ -101,7 +101,7 @@ class Books:
     def hit(self, ticket: Ticket, ask: Ask, priced: Priced, entry: Entry, served: Served) -> None:
         """A stored answer is served: what it saves."""
         usage = self.usage_of(entry, ask)
-        served.avoided, served.priced, served.entry = usage, priced, entry.key.hex()[:16]
+        served.avoided, served.priced, served.entry = usage, priced, entry.key.hex()
         served.source = entry.backend
         self.tell_saving(ticket, served)
 

@@ -206,6 +206,15 @@ class Dispatch:
         backend = self.backends[target.backend]
         return target.model or ask.model, backend.kind, backend.identity
 
+    def priced_by_name(self, model: str) -> tuple[str, str, str]:
+        """As `priced`, for a name that somebody asks the price of: of its first candidate, or of the name itself."""
+        entry = routing.match(model, self.routes)
+        if entry is None:
+            return model, "openai", ""
+        target = self.routes[entry].targets[0]
+        backend = self.backends[target.backend]
+        return target.model or model, backend.kind, backend.identity
+
     async def open(self, ask: Ask) -> Dispatched:
         """The first candidate that answers, or the failure that tells most. Raises a `BackendError` or `Unable`."""
         work = self._work(ask)

@@ -72,6 +72,15 @@ class Prices:
         key, dollars = (model, kind, url), seconds * float(price.hour) / 3600 / max(1.0, _work(usage))
         self._pace[key] = 0.9 * self._pace[key] + 0.1 * dollars if key in self._pace else dollars
 
+    def told(self, model: str, kind: str, url: str) -> dict[str, Any] | None:
+        """What a model costs, for people: dollars per million tokens, and per hour."""
+        price = self.price(model, kind, url)
+        if price is None:
+            return None
+        rates = {name: getattr(price, name) for name in ("input", "cached", "written", "written_hour", "output")}
+        told: dict[str, Any] = {name: None if rate is None else float(rate * PER_M) for name, rate in rates.items()}
+        return {"model": model, **told, "hour": float(price.hour), "own": routing.match(model, self._own) is not None}
+
     def lookup(self, seconds: float, tokens: int) -> Decimal:
         """Dollars of looking for similar questions, where the operator gave it a price."""
         own = self._own.get(EMBEDDER)

@@ -46,7 +46,7 @@ def relayed(
     served.backend, served.backend_kind = dispatched.backend, dispatched.kind
     served.cache, served.reason, served.priced = tier, lookup.reason, dispatched.priced
     served.stream, served.similarity = question.view.stream, lookup.similarity
-    served.entry = lookup.nearest.hex()[:16] if lookup.nearest is not None else ""
+    served.entry = lookup.nearest.hex() if lookup.nearest is not None else ""
     remembering = _Remembering(answers, question, lookup, dispatched, served, parts)
     served.chunks = Body(remembering.chunks(), remembering.end)
     return served

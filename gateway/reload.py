@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from watchfiles import awatch
@@ -36,6 +36,8 @@ class Registry:
         if patient:
             fresh, self.wrong, _ = self._read()
             self.tenants = fresh or self.tenants
+        self.noted: Callable[[str], Awaitable[None]] | None = None
+        """Told what has changed."""
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -62,6 +64,8 @@ class Registry:
                 self.tenants = fresh
             for line in changes:
                 log.info("tenants: %s", line)
+            if changes and self.noted is not None:
+                await self.noted("; ".join(changes)[:2000])
             return changes
 
     def _read(self) -> tuple[Tenants | None, dict[str, str], list[str]]:

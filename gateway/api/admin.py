@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,30 +15,14 @@ from backends.engine.backend import EngineBackend
 from backends.protocol import Backend, Duration
 from gateway.admission import Admission
 from gateway.api.auth import AdminKey, Auth
+from gateway.api.guards import Note, audited, guard
 from gateway.cache.control import Control, StoreBusy
+from gateway.ledger import Ledger
 from gateway.places import Places
 from gateway.reload import Registry
 from gateway.stores.contract import Selector
 from gateway.tenants import File
 from gateway.warming import Warmer
-
-
-def guard(key: AdminKey) -> Callable[[Request], None]:
-    """Let only operators in."""
-
-    def admit(request: Request) -> None:
-        if not key.is_set:
-            _not_from_a_web_page(request)
-        elif not key.admits(request.headers):
-            raise HTTPException(401, "administration needs the admin key, as Authorization: Bearer or x-api-key")
-
-    return admit
-
-
-def _not_from_a_web_page(request: Request) -> None:
-    """A page that somebody looks at on this machine may send requests here, too; browsers say where they come from."""
-    if "origin" in request.headers or request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise HTTPException(403, "administration is not for web pages")
 
 
 class Purge(BaseModel):
@@ -74,10 +58,13 @@ class Explain(BaseModel):
     headers: dict[str, str] = {}
 
 
-def router(backends: Mapping[str, Backend], warmer: Warmer, key: AdminKey) -> APIRouter:
-    """What can be done to a running gateway's engines."""
-    api = APIRouter(prefix="/admin", dependencies=[Depends(guard(key))])
+def router(key: AdminKey, note: Note) -> APIRouter:
+    """An empty one under `/admin`: for operators only, and what they change is noted."""
+    return APIRouter(prefix="/admin", dependencies=[Depends(guard(key))], route_class=audited(note))
 
+
+def prefix_routes(api: APIRouter, backends: Mapping[str, Backend], warmer: Warmer) -> None:
+    """What can be done to a running gateway's engines."""
     engines = {name: backend for name, backend in backends.items() if isinstance(backend, EngineBackend)}
 
     @api.get("/prefix")
@@ -106,12 +93,11 @@ def router(backends: Mapping[str, Backend], warmer: Warmer, key: AdminKey) -> AP
         await engines[name].reload()
         return JSONResponse({"reloading": name}, 202)
 
-    return api
 
-
-def tenants_router(registry: Registry | None, places: Places, admission: Admission, key: AdminKey) -> APIRouter:
-    """Who may do what, and where it runs."""
-    api = APIRouter(prefix="/admin", dependencies=[Depends(guard(key))])
+def tenant_routes(
+    api: APIRouter, registry: Registry | None, places: Places, admission: Admission, ledger: Ledger
+) -> None:
+    """Who may do what, where it runs, what it costs, and who changed what."""
 
     @api.get("/breakers")
     async def breakers() -> list[dict[str, object]]:
@@ -123,8 +109,9 @@ def tenants_router(registry: Registry | None, places: Places, admission: Admissi
         """The tenants with their keys (not the keys themselves) and budgets, and files that are not in force."""
         if registry is None:
             return {"tenants": [], "wrong": {}}
-        known = registry.tenants.files.values()
-        return {"tenants": [await _tenant(file, admission) for file in known], "wrong": registry.wrong}
+        known = list(registry.tenants.files.values())
+        spent = await admission.standing(file.tenant for file in known)
+        return {"tenants": [_tenant(file, spent) for file in known], "wrong": registry.wrong}
 
     @api.post("/reload")
     async def reload() -> JSONResponse:
@@ -134,21 +121,28 @@ def tenants_router(registry: Registry | None, places: Places, admission: Admissi
         changes = await registry.reload()
         return JSONResponse({"changes": changes, "wrong": registry.wrong})
 
-    return api
+    @api.get("/prices")
+    async def prices(model: Annotated[list[str], Query()]) -> dict[str, Any]:
+        """What models cost: by a name that is configured where it runs, by any other what the tables say of it."""
+        return {name: admission.price_of(name) for name in model}
+
+    @api.get("/audit")
+    async def audit(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> list[dict[str, Any]]:
+        """What was changed, newest first."""
+        return [] if ledger.store is None else await ledger.ask(ledger.store.audits, limit)
 
 
-async def _tenant(file: File, admission: Admission) -> dict[str, Any]:
+def _tenant(file: File, spent: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     keys = [
         {"id": key.id, "name": key.name, "expires": key.expires.isoformat() if key.expires else None}
         for key in file.config.keys
     ]
     facts = {"tenant": file.config.tenant, "file": str(file.path), "keys": keys, "models": file.config.models}
-    return {**facts, "budget": await admission.standing(file.tenant)}
+    return {**facts, "budget": spent.get(file.config.tenant, [])}
 
 
-def cache_router(control: Control, auth: Auth, key: AdminKey) -> APIRouter:
+def cache_routes(api: APIRouter, control: Control, auth: Auth) -> None:
     """What can be done to a running gateway's answer cache."""
-    api = APIRouter(prefix="/admin", dependencies=[Depends(guard(key))])
 
     @api.get("/cache/stats")
     async def stats() -> dict[str, Any]:
@@ -182,5 +176,3 @@ def cache_router(control: Control, auth: Auth, key: AdminKey) -> APIRouter:
         """Why a request would hit or miss."""
         headers = {name.lower(): value for name, value in asked.headers.items()}
         return await control.explain(orjson.dumps(asked.request), headers, auth.tenant(headers))
-
-    return api
