@@ -151,10 +151,86 @@ def doctor(url: Annotated[str, typer.Option(help="A running gateway.")] = "http:
     report(url)
 
 
-cache_app = typer.Typer(no_args_is_help=True, help="Look into the answer cache.")
-app.add_typer(cache_app, name="cache")
 UrlOption = Annotated[str, typer.Option(help="A running gateway.")]
 GATEWAY = "http://127.0.0.1:8080"
+
+
+@app.command()
+def report(
+    by: Annotated[
+        str,
+        typer.Option(help="Group by: tenant, key, model, backend, surface, cache, outcome or time; commas between."),
+    ] = "tenant",
+    since: Annotated[str, typer.Option(help="A span like 7d, or a date like 2026-11-30.")] = "24h",
+    until: Annotated[str | None, typer.Option(help="The same; without it now.")] = None,
+    tenant: Annotated[str, typer.Option(help="This one only.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="As CSV.")] = False,
+    url: UrlOption = GATEWAY,
+) -> None:
+    """Say what was spent and saved. The key comes from HITHERTO_ADMIN_KEY: the admin's, or a tenant's for its own."""
+    from gateway import reports
+
+    reports.report(url, by, since, until, tenant, "json" if as_json else "csv" if as_csv else "table")
+
+
+@app.command()
+def price(
+    models: Annotated[list[str], typer.Argument(help="Names of models, as clients ask for them.")],
+    url: UrlOption = GATEWAY,
+) -> None:
+    """Say what models cost, by the operator's own prices or the built-in table."""
+    from gateway import reports
+
+    if not reports.price(url, models):
+        raise typer.Exit(1)
+
+
+@app.command()
+def tenants(url: UrlOption = GATEWAY) -> None:
+    """List tenants with their keys' ids, models and budgets."""
+    from gateway import reports
+
+    reports.tenants(url)
+
+
+@app.command()
+def breakers(url: UrlOption = GATEWAY) -> None:
+    """Say how each backend, and each replica, stands."""
+    from gateway import reports
+
+    reports.breakers(url)
+
+
+@app.command()
+def reload(url: UrlOption = GATEWAY) -> None:
+    """Have the tenants' files read now, and say what has changed."""
+    from gateway import reports
+
+    if not reports.reload(url):
+        raise typer.Exit(1)
+
+
+@app.command()
+def audit(
+    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 50, url: UrlOption = GATEWAY
+) -> None:
+    """Say who changed what."""
+    from gateway import reports
+
+    reports.audit(url, limit)
+
+
+@app.command("forget-prefixes")
+def forget_prefixes(url: UrlOption = GATEWAY) -> None:
+    """Forget all prefix KV, in every tier of every engine."""
+    from gateway.prefixes import purge as purge_prefixes
+
+    purge_prefixes(url)
+
+
+cache_app = typer.Typer(no_args_is_help=True, help="Look into the answer cache.")
+app.add_typer(cache_app, name="cache")
 
 
 @cache_app.command()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import getpass
 import os
 import secrets
+import sqlite3
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -16,6 +19,8 @@ from typing import Any
 
 from gateway.config import Settings
 from gateway.settings_file import ConfigError, nearest, read
+from gateway.stores.contract import Audit
+from gateway.stores.sqlite_ledger import SQLiteLedger
 from gateway.tenants import File, TenantConfig, files_in, hash_key, load_file
 
 PREFIX = "hk-"
@@ -54,6 +59,7 @@ def _added(settings: Settings, folder: Path, tenant: str, name: str, lifetime: f
         document["keys"] = []
     document["keys"].append(entry)
     _write(settings, path, document)
+    _note(settings, "keys new", f"{tenant}: {hash_key(key)[7:19]}")
     return key, path
 
 
@@ -76,6 +82,7 @@ def _revoked(settings: Settings, key_id: str) -> tuple[str, Path]:
     for place in reversed(places):
         del document["keys"][place]
     _write(settings, file.path, document)
+    _note(settings, "keys revoke", f"{file.config.tenant}: {key_id}")
     return file.config.tenant, file.path
 
 
@@ -141,3 +148,16 @@ def _write(settings: Settings, path: Path, document: Any) -> None:
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _note(settings: Settings, action: str, detail: str) -> None:
+    """Keep in the audit log of the gateway's data folder what was done; without a ledger there is none."""
+    if not settings.ledger:
+        return
+    settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        store = SQLiteLedger(settings.data / "ledger.sqlite", settings.ledger.keep())
+        store.note(Audit(time.time(), f"{getpass.getuser()} at the command line", action, detail))
+        store.close()
+    except (sqlite3.Error, OSError) as error:
+        print(f"hitherto: it is done, but not in the audit log: {error}", file=sys.stderr)

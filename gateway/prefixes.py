@@ -44,3 +44,9 @@ def doctor(url: str) -> None:
             print(f"    {hot['ends'][-100:]!r}")
     if not engines:
         print("no engine is configured there")
+
+
+def purge(url: str) -> None:
+    """Forget all prefix KV and print whose. Raises `ConfigError`."""
+    purged: list[str] = ask("POST", url, "/admin/kv/purge", 60)["purged"]
+    print(f"forgotten: {', '.join(purged)}" if purged else "no engine is configured there")

@@ -169,7 +169,7 @@ async def _greet(settings: Settings, url: str) -> None:
 hitherto is ready after {time.monotonic() - started:.1f} s
   base URL    {url}/v1
   metrics     {url}/metrics
-  dashboard   {url}/dashboard (comes with a later release)
+  dashboard   {url}/dashboard
   try         curl -i {url}/v1/chat/completions -H 'content-type: application/json'{key} \\
                 -d '{{"model": "{model}", "temperature": 0, "messages": {question}}}'
 """,

@@ -106,7 +106,8 @@ function overTime(rows) {
 
 async function charts(rows, quantiles, total, about) {
   const at = overTime(rows), { x } = at, color = Charts.color, step = about.step * 1000;
-  const xaxis = { range: [new Date(about.from * 1000 - step / 2), new Date(Math.min(about.to, Date.now() / 1000) * 1000 + step / 2)] };
+  const begin = Math.max(about.from, (at.starts[0] ?? about.from) - 12 * about.step);  // a young gateway has little to show
+  const xaxis = { range: [new Date(begin * 1000 - step / 2), new Date(Math.min(about.to, Date.now() / 1000) * 1000 + step / 2)] };
   const bar = (name, y, tint) => ({ type: "bar", name, x, y, width: step * 0.86, marker: { color: color(tint) } });
   const dollars = { tickprefix: "$", tickformat: "~g" };
   await Charts.draw("money", [
