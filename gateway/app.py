@@ -182,14 +182,15 @@ def _add_routes(app: FastAPI, parts: _Parts) -> None:
     views = Views(answers, parts.admission, parts.tenants, parts.places, parts.backends, parts.registry, parts.told)
     keep = settings.ledger or LedgerConfig()
     app.include_router(dashboard.page())
-    app.include_router(dashboard.figures("/dashboard/api", ledger, keep, views, viewing(key, parts.auth, loopback)))
+    figures = dashboard.Figures(ledger, keep, views)
+    app.include_router(figures.router("/dashboard/api", viewing(key, parts.auth, loopback)))
     if key.is_set or loopback:
         api = admin.router(key, ledger.note)
         admin.prefix_routes(api, parts.backends, parts.warmer)
         admin.tenant_routes(api, parts.registry, parts.places, parts.admission, ledger)
         admin.cache_routes(api, Control(answers, parts.pipeline), parts.auth)
         app.include_router(api)
-        app.include_router(dashboard.figures("/admin/usage", ledger, keep, views, operators(key)))
+        app.include_router(figures.router("/admin/usage", operators(key)))
     if not settings.transparent:
         app.include_router(models.router(parts.dispatch, parts.auth))
 

@@ -58,8 +58,8 @@ class Books:
 
     def __init__(self, prices: Prices, ledger: Ledger, metrics: Metrics) -> None:
         self.prices, self.ledger, self._metrics = prices, ledger, metrics
-        self._habits: dict[Priced, tuple[float, float]] = {}
-        """By model: tokens of a prompt that were told to those that were guessed, and the share that was cached."""
+        self._habits: dict[Priced, tuple[float, float, float]] = {}
+        """By model, of its latest prompts: tokens that were guessed, that were told, and of these cached."""
         self._usages: OrderedDict[tuple[bytes, float], Usage] = OrderedDict()
 
     def cost(self, priced: Priced, usage: Usage, seconds: float = 0.0) -> Decimal | None:
@@ -72,9 +72,9 @@ class Books:
 
     def guess(self, ask: Ask, priced: Priced, completion: int) -> Usage:
         """What a model has probably read of a request, and found cached of it, by what it told of others."""
-        ratio, share = self._habits.get(priced, (1.0, 0.0))
-        prompt = max(1, round(ask.prompt_tokens * ratio))
-        return Usage(prompt, completion, round(prompt * share))
+        guessed, told, cached = self._habits.get(priced, (1.0, 1.0, 0.0))
+        prompt = max(1, round(ask.prompt_tokens * told / guessed))
+        return Usage(prompt, completion, round(prompt * cached / told))
 
     def close(self, bill: Bill, usage: Usage | None, estimated: bool, load: int = 1) -> None:
         """A computation is over; `load`: how many shared its place. What its request has not told, is booked now."""
@@ -230,9 +230,12 @@ class Books:
         if usage.prompt:
             if len(self._habits) >= _REMEMBERED:  # names of models come from callers
                 self._habits.clear()
-            now = usage.prompt / ask.prompt_tokens, min(1.0, (usage.cached or 0) / usage.prompt)
-            before = self._habits.get(priced, now)
-            self._habits[priced] = 0.95 * before[0] + 0.05 * now[0], 0.95 * before[1] + 0.05 * now[1]
+            guessed, told, cached = self._habits.get(priced, (0.0, 0.0, 0.0))
+            found = min(max(0, usage.cached or 0), usage.prompt)
+            old = 0.98  # long prompts count for more than short ones, and new ones for more than old ones
+            self._habits[priced] = (
+                old * guessed + ask.prompt_tokens, old * told + usage.prompt, old * cached + found,
+            )  # fmt: skip
 
 
 def _computed(row: Booking, bill: Bill) -> None:

@@ -178,11 +178,11 @@ class Dispatch:
         """Where a model may run for a tenant. Raises `ModelNotAllowed` or `UnknownModel`."""
         policy = tenant.policy
         if policy.models != ("*",) and not routing.allows(policy.models, model):
-            raise ModelNotAllowed(f"the model {model!r} is not one of yours; GET /v1/models lists those")
+            raise ModelNotAllowed(f"the model {model!r} is not one of yours; GET /v1/models lists those", model)
         for table in (policy.routes, self.routes):
             if table and (entry := routing.match(model, table)) is not None:
                 return table[entry]
-        raise UnknownModel(f"the model {model!r} does not exist here; GET /v1/models lists those that do")
+        raise UnknownModel(f"the model {model!r} does not exist here; GET /v1/models lists those that do", model)
 
     def identity(self, ask: Ask) -> tuple[str, str, str]:
         """What decides the answer beside the request: backends, their identities, the model there.

@@ -26,6 +26,10 @@ from policies.rate_limit import State
 class UnknownModel(Exception):
     """The configuration routes no such model."""
 
+    def __init__(self, message: str, model: str = "") -> None:
+        super().__init__(message)
+        self.model = model
+
 
 class UnknownKey(Exception):
     """No key was shown, or none that is known and still good."""
@@ -33,6 +37,10 @@ class UnknownKey(Exception):
 
 class ModelNotAllowed(Exception):
     """The tenant may not ask for this model."""
+
+    def __init__(self, message: str, model: str = "") -> None:
+        super().__init__(message)
+        self.model = model
 
 
 class NotForTenants(Exception):

@@ -6,7 +6,6 @@ import fcntl
 import getpass
 import os
 import secrets
-import sqlite3
 import stat
 import sys
 import tempfile
@@ -159,5 +158,5 @@ def _note(settings: Settings, action: str, detail: str) -> None:
         store = SQLiteLedger(settings.data / "ledger.sqlite", settings.ledger.keep())
         store.note(Audit(time.time(), f"{getpass.getuser()} at the command line", action, detail))
         store.close()
-    except (sqlite3.Error, OSError) as error:
+    except Exception as error:  # what is done is done
         print(f"hitherto: it is done, but not in the audit log: {error}", file=sys.stderr)

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from gateway.stores.contract import Booking
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 MAX_LABEL_VALUES = 200
+PARTS = ("alias", "index", "lease", "ledger", "remember", "replay", "revalidate", "semantic", "store")
+"""What may fail without anybody noticing but here."""
 TOKEN_KINDS = ("prompt", "completion", "cached", "written", "avoided")
 _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
 
@@ -39,6 +41,7 @@ class Metrics:
     """The series of one gateway process."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which nobody asks for
         self.registry = CollectorRegistry()
         r = self.registry
         self.requests = Counter(
@@ -76,6 +79,18 @@ class Metrics:
         self.prefix_tokens = Counter(
             "hitherto_prefix_tokens_total", "Prompt tokens by where their KV came from.", ["source"], registry=r
         )
+        self._declare_money(r)
+        self._declare_kv(r)
+        self._declare_dispatch(r)
+        self.faults = Counter("hitherto_faults_total", "Faults that were survived.", ["part"], registry=r)
+        for part in PARTS:  # a series that begins with its first fault would hide it from increase()
+            self.faults.labels(part)
+
+        self._seen: dict[str, set[str]] = {}
+        self._kv_bytes: dict[tuple[str, str], float] = {}
+        self._totals: dict[tuple[int, str, str], float] = {}
+
+    def _declare_money(self, r: CollectorRegistry) -> None:
         self._computed = self.prefix_tokens.labels("computed")
         self.tokens = Counter(
             "hitherto_tokens_total",
@@ -91,12 +106,6 @@ class Metrics:
             registry=r,
         )
         self._money: dict[tuple[str, str], MoneySeries] = {}
-        self._declare_kv(r)
-        self._declare_dispatch(r)
-        self.faults = Counter("hitherto_faults_total", "Faults that were survived.", ["part"], registry=r)
-
-        self._seen: dict[str, set[str]] = {}
-        self._totals: dict[tuple[int, str, str], float] = {}
 
     def _declare_kv(self, r: CollectorRegistry) -> None:
         self.kv_bytes = Gauge("hitherto_kv_bytes", "Bytes of KV by tier.", ["tier"], registry=r)
@@ -183,14 +192,19 @@ class Metrics:
 
     def engine_state(self, backend: str, state: Mapping[str, Any]) -> None:
         """Take over what an engine told of its KV."""
-        self.kv_bytes.labels("device").set(state["cached_blocks"] * state["block_bytes"])
+        self._set_kv_bytes(backend, "device", state["cached_blocks"] * state["block_bytes"])
         self._advance(self.kv_evictions, backend, "device", state["evictions"])
         for tier, facts in state["tiers"].items():
-            self.kv_bytes.labels(tier).set(facts["bytes"])
+            self._set_kv_bytes(backend, tier, facts["bytes"])
             self._advance(self.kv_load_seconds, backend, tier, facts["load_seconds"])
             self._advance(self.kv_loads, backend, tier, facts["loads"])
         self._advance(self.kv_checks, backend, "same", state["shadow_checks"] - state["shadow_mismatches"])
         self._advance(self.kv_checks, backend, "different", state["shadow_mismatches"])
+
+    def _set_kv_bytes(self, backend: str, tier: str, size: float) -> None:
+        """Of all engines together."""
+        self._kv_bytes[backend, tier] = size
+        self.kv_bytes.labels(tier).set(sum(known for (_, one), known in self._kv_bytes.items() if one == tier))
 
     def _advance(self, counter: Counter, backend: str, tier: str, total: float) -> None:
         """Bring a counter up to another process's total, which starts over when that process does."""

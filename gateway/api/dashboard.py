@@ -1,6 +1,6 @@
 """`/dashboard`: the page, and what it shows. Operators see all; a tenant's key sees its own tenant and nothing else."""
 
-# No annotations from __future__: FastAPI reads those of `figures`, which name what is local there.
+from __future__ import annotations
 
 import csv
 import gzip
@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.guards import Viewer
 from gateway.dashboard.why import why
@@ -45,15 +46,48 @@ class Asked:
 
     start: float
     end: float
-    span: int
+    step: int | None
     tenant: str
 
-    def query(self, by: Sequence[str] = ()) -> contract.Query:
-        return contract.Query(self.start, self.end, self.span, self.tenant, tuple(by))
 
-    def about(self) -> dict[str, Any]:
-        """With the first moment that is in it: whole steps are summed up."""
-        return {"from": int(self.start) // self.span * self.span, "to": self.end, "step": self.span}
+def _asked(
+    request: Request,
+    since: Annotated[float | None, Query(alias="from", ge=0, le=1e11)] = None,
+    to: Annotated[float | None, Query(ge=0, le=1e11)] = None,
+    last: Annotated[float, Query(gt=0, le=3660 * DAY)] = DAY,
+    tenant: str = "",
+    step: int | None = None,
+) -> Asked:
+    """`from` and `to`, or the `last` seconds; `step`: 60, 3600 or 86400, else as fine as makes sense."""
+    end = time.time() if to is None else to
+    start = end - last if since is None else since
+    if start >= end:
+        raise HTTPException(422, "from must be before to")
+    if step not in (None, 60, 3600, 86400):
+        raise HTTPException(422, "step is 60, 3600 or 86400")
+    return Asked(start, end, step, _viewer(request).of(tenant))
+
+
+Range = Annotated[Asked, Depends(_asked)]
+Format = Literal["json", "csv"]
+
+
+class Which(BaseModel):
+    """Which rows; `before` and `after` are row numbers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tenant: str = ""
+    before: int = Field(default=0, ge=0, le=2**62)
+    after: int = Field(default=0, ge=0, le=2**62)
+    limit: int = Field(default=50, ge=1, le=MOST_ROWS)
+    cache: str = ""
+    model: str = ""
+    request: str = ""
+    key: str = ""
+    user: str = ""
+    part: str = ""
+    format: Format = "json"
 
 
 def page() -> APIRouter:
@@ -73,117 +107,116 @@ def page() -> APIRouter:
     return api
 
 
-def figures(
-    prefix: str, ledger: Ledger, keep: LedgerConfig, views: Views, viewer: Callable[[Request], Viewer]
-) -> APIRouter:
+class Figures:
     """The ledger's figures as JSON and CSV. Times are seconds since the epoch, money is dollars."""
-    api = APIRouter(prefix=prefix)
-    Looking = Annotated[Viewer, Depends(viewer)]
 
-    def asked(
-        who: Looking,
-        since: Annotated[float | None, Query(alias="from")] = None,
-        to: float | None = None,
-        last: Annotated[float, Query(gt=0, le=3660 * DAY)] = DAY,
-        tenant: str = "",
-        step: int | None = None,
-    ) -> Asked:
-        """`from` and `to`, or the `last` seconds; `step`: 60, 3600 or 86400, else as fine as makes sense."""
-        now = time.time()
-        end = now if to is None else to
-        start = end - last if since is None else since
-        if start >= end:
-            raise HTTPException(422, "from must be before to")
-        if step not in (None, 60, 3600, 86400):
-            raise HTTPException(422, "step is 60, 3600 or 86400")
-        return Asked(start, end, step or span_of(start, end, now, keep), who.of(tenant))
+    def __init__(self, ledger: Ledger, keep: LedgerConfig, views: Views) -> None:
+        self._ledger, self._keep, self._views = ledger, keep, views
 
-    Range = Annotated[Asked, Depends(asked)]
+    def router(self, prefix: str, viewer: Callable[[Request], Viewer]) -> APIRouter:
+        """Everything under a prefix, for whom `viewer` lets in."""
+        api = APIRouter(prefix=prefix, dependencies=[Depends(_seen_by(viewer))])
+        for path, answer in (
+            ("/me", self.me), ("/totals", self.totals), ("/quantiles", self.quantiles), ("/entries", self.entries),
+            ("/requests", self.requests), ("/requests/{number}", self.request), ("/budgets", self.budgets),
+            ("/state", self.state),
+        ):  # fmt: skip
+            api.add_api_route(path, answer, methods=["GET"], response_model=None)
+        return api
 
-    async def read(call: str, *arguments: Any) -> Any:
-        if ledger.store is None:
-            raise HTTPException(404, "no ledger is kept here (ledger: false, or its file cannot be used; see /ready)")
-        return await ledger.ask(getattr(ledger.store, call), *arguments)
-
-    @api.get("/me")
-    async def me(who: Looking) -> dict[str, Any]:
+    async def me(self, request: Request) -> dict[str, Any]:
         """Who looks, and what is kept for how long."""
-        return {"admin": who.admin, "tenant": who.tenant, "ledger": ledger.store is not None, "keep": keep.keep()}
+        who, there = _viewer(request), self._ledger.store is not None
+        return {"admin": who.admin, "tenant": who.tenant, "ledger": there, "keep": self._keep.keep()}
 
-    @api.get("/totals", response_model=None)
     async def totals(
+        self,
         part: Range,
         by: Annotated[str, Query(pattern=f"^({'|'.join(GROUPS)})?(,({'|'.join(GROUPS)}))*$")] = "",
-        format: Annotated[str, Query(pattern="^(json|csv)$")] = "json",
+        format: Format = "json",
     ) -> Any:
         """Sums of requests, tokens and money; `by`: names to group by, with commas between."""
-        names = [name for name in by.split(",") if name]
-        rows = [_dollars(row) for row in await read("totals", part.query(names)) if row["requests"] is not None]
+        names = list(dict.fromkeys(name for name in by.split(",") if name))
+        query = self._query(part, names)
+        rows = [_dollars(row) for row in await self._read("totals", query) if row["requests"] is not None]
         if format == "csv":
-            return _csv(rows, f"hitherto-{by.replace(',', '-') or 'totals'}.csv")
-        return {**part.about(), "rows": rows}
+            return _csv(rows, f"hitherto-{'-'.join(names) or 'totals'}.csv")
+        return {**_about(query), "rows": rows}
 
-    @api.get("/quantiles")
-    async def quantiles(part: Range, by: Annotated[str, Query(pattern="^(time|tenant)?$")] = "") -> dict[str, Any]:
+    async def quantiles(
+        self, part: Range, by: Annotated[str, Query(pattern="^(time|tenant)?$")] = ""
+    ) -> dict[str, Any]:
         """Seconds to the first byte (p50, p95) of stored answers, of answers with a cached prefix, and of others."""
-        return {**part.about(), "rows": await read("quantiles", part.query([by] if by else []))}
+        query = self._query(part, [by] if by else [])
+        return {**_about(query), "rows": await self._read("quantiles", query)}
 
-    @api.get("/entries")
-    async def entries(part: Range, limit: Annotated[int, Query(ge=1, le=100)] = 10) -> dict[str, Any]:
+    async def entries(self, part: Range, limit: Annotated[int, Query(ge=1, le=100)] = 10) -> dict[str, Any]:
         """The stored answers that saved most."""
-        rows = await read("entries", part.query(), limit)
+        query = self._query(part)
+        rows = await self._read("entries", query, limit)
         for row in rows:
             row["saved"] /= 1e9
-            row["question"] = await views.question(row["entry"], row["tenant"])
-        return {**part.about(), "rows": rows}
+            row["question"] = await self._views.question(row["entry"], row["tenant"])
+        return {**_about(query), "rows": rows}
 
-    @api.get("/requests", response_model=None)
     async def requests(
-        who: Looking,
-        tenant: str = "",
-        before: int = 0,
-        after: int = 0,
-        limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 50,
-        cache: str = "",
-        model: str = "",
-        request: str = "",
-        key: str = "",
-        user: str = "",
-        part: str = "",
-        format: Annotated[str, Query(pattern="^(json|csv)$")] = "json",
-    ) -> Any:
+        self, which: Annotated[Which, Query()], request: Request,
+    ) -> Any:  # fmt: skip
         """Single rows, newest first; `before` and `after` are row numbers."""
-        told = {"cache": cache, "asked": model, "request": request, "key": key, "user": user, "part": part}
+        told = {"cache": which.cache, "asked": which.model, "request": which.request, "key": which.key,
+                "user": which.user, "part": which.part}  # fmt: skip
         conditions = {name: value for name, value in told.items() if value}
-        rows = await read("rows", who.of(tenant), before, after, limit, conditions)
-        rows = [_row(row) for row in rows]
-        return _csv(rows, "hitherto-requests.csv") if format == "csv" else {"rows": rows}
+        tenant = _viewer(request).of(which.tenant)
+        found = await self._read("rows", tenant, which.before, which.after, which.limit, conditions)
+        rows = [_row(row) for row in found]
+        return _csv(rows, "hitherto-requests.csv") if which.format == "csv" else {"rows": rows}
 
-    @api.get("/requests/{number}")
-    async def one(number: int, who: Looking) -> dict[str, Any]:
+    async def request(self, number: Annotated[int, Path(ge=0, le=2**62)], request: Request) -> dict[str, Any]:
         """A row, why it hit or missed, and what else belongs to its request."""
-        found = await read("row", number, who.of(""))
+        found = await self._read("row", number, _viewer(request).of(""))
         if not found:
             raise HTTPException(404, f"there is no row {number}, or no more")
         row, *parts = found
-        question = await views.question(row["entry"], row["tenant"]) if row["entry"] else None
-        return {**_row(row), "why": why(row), "entry_question": question,
-                "parts": [{**_row(part), "why": why(part)} for part in parts]}  # fmt: skip
+        question = await self._views.question(row["entry"], row["tenant"]) if row["entry"] else None
+        told = [{**_row(part), "why": why(part)} for part in parts]
+        return {**_row(row), "why": why(row), "entry_question": question, "parts": told}
 
-    @api.get("/budgets")
-    async def budgets(who: Looking, tenant: str = "") -> list[dict[str, Any]]:
+    async def budgets(self, request: Request, tenant: str = "") -> list[dict[str, Any]]:
         """Budgets, those that are nearest to their end first."""
-        found = await views.budgets(who.of(tenant))
+        found = await self._views.budgets(_viewer(request).of(tenant))
         return sorted(found, key=lambda one: -(one["spent"] + one["held"]) / max(one["limit"], 1e-9))
 
-    @api.get("/state")
-    async def state(who: Looking) -> dict[str, Any]:
+    async def state(self, request: Request) -> dict[str, Any]:
         """How the gateway stands; for operators only."""
-        if not who.admin:
+        if not _viewer(request).admin:
             raise HTTPException(403, "how the gateway stands is for operators")
-        return await views.state()
+        return await self._views.state()
 
-    return api
+    def _query(self, part: Asked, by: Sequence[str] = ()) -> contract.Query:
+        span = part.step or span_of(part.start, part.end, time.time(), self._keep)
+        return contract.Query(part.start, part.end, span, part.tenant, tuple(by))
+
+    async def _read(self, call: str, *arguments: Any) -> Any:
+        if self._ledger.store is None:
+            raise HTTPException(404, "no ledger is kept here (ledger: false, or its file cannot be used; see /ready)")
+        return await self._ledger.ask(getattr(self._ledger.store, call), *arguments)
+
+
+def _seen_by(viewer: Callable[[Request], Viewer]) -> Callable[[Request], None]:
+    def look(request: Request) -> None:
+        request.state.viewer = viewer(request)
+
+    return look
+
+
+def _viewer(request: Request) -> Viewer:
+    found: Viewer = request.state.viewer
+    return found
+
+
+def _about(query: contract.Query) -> dict[str, Any]:
+    """With the first moment that is in it: whole steps are summed up."""
+    return {"from": int(query.start) // query.span * query.span, "to": query.end, "step": query.span}
 
 
 def _dollars(row: dict[str, Any]) -> dict[str, Any]:

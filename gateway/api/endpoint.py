@@ -120,6 +120,7 @@ class Endpoint(ABC):
         seconds = time.perf_counter() - started
         logs.request_line({**line, "tenant": tenant.name, "seconds": round(seconds, 6)})
         if incoming is not None:
+            incoming.model = incoming.model or getattr(error, "model", "")
             self.door.admission.books.refused(incoming, refusal.status, refusal.code or refusal.kind, seconds)
 
     def _account(self, served: Served, incoming: Incoming, gone: bool) -> None:
@@ -144,7 +145,7 @@ class Endpoint(ABC):
         }
         if left:
             line["client_gone"] = True
-        if served.first is not None:
+        if served.first is not None and served.status == 200:
             (series.ttft_hit if row.cached else series.ttft_miss).observe(served.first - served.started)
             line["ttft"] = round(served.first - served.started, 6)
         if row.prompt or row.completion:

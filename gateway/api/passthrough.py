@@ -104,7 +104,7 @@ def _refuse_unnamed(
     if not model and (path not in _NO_MODEL_NEEDED or allowed != ("*",)):
         raise MalformedRequest("model must be a string, once", "model")
     if model and allowed != ("*",) and not routing.allows(allowed, model):
-        raise ModelNotAllowed(f"the model {model!r} is not one of yours; GET /v1/models lists those")
+        raise ModelNotAllowed(f"the model {model!r} is not one of yours; GET /v1/models lists those", model)
 
 
 def _served(dispatched: Dispatched, told: bool) -> Served:

