@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from gateway.stores.contract import BrokenRow, Entry, Known, Row, Selector, Shape, Vector
+from gateway.stores.sqlite_file import nothing, opened
 
 SCHEMA_VERSION = 3
 _TABLES = ("answers", "vectors", "removals", "scopes", "denials", "leases")
@@ -48,19 +49,22 @@ REMEMBER_REMOVALS = 3600.0
 """Seconds that removals are told to others; whoever was away longer reads everything anew."""
 
 
+def _prepare(connection: sqlite3.Connection) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, SCHEMA_VERSION):
+        # Answers can always be computed again, so an unknown layout is dropped, not guessed at.
+        connection.executescript("".join(f"DROP TABLE IF EXISTS {table};" for table in _TABLES))
+    connection.executescript(_SCHEMA + f"PRAGMA user_version = {SCHEMA_VERSION};")
+
+
 class SQLiteAnswers:
     """An `AnswerStore` in a file. Thread-safe: connections for single rows, scans and writing, each behind a lock."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._writer, self._write_lock = _connect(path), threading.Lock()
-        version = self._writer.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, SCHEMA_VERSION):
-            # Answers can always be computed again, so an unknown layout is set aside, not guessed at.
-            self._writer.executescript("".join(f"DROP TABLE IF EXISTS {table};" for table in _TABLES))
-        self._writer.executescript(_SCHEMA + f"PRAGMA user_version = {SCHEMA_VERSION};")
-        self._reader, self._read_lock = _connect(path), threading.Lock()
-        self._scanner, self._scan_lock = _connect(path), threading.Lock()
+        self._writer, self._write_lock = opened(path, _prepare), threading.Lock()
+        self._reader, self._read_lock = opened(path, nothing), threading.Lock()
+        self._scanner, self._scan_lock = opened(path, nothing), threading.Lock()
         """For whatever reads many rows: a lookup does not wait for it."""
 
     def rows(self, after: int = 0) -> Iterator[Row]:
@@ -230,12 +234,3 @@ class SQLiteAnswers:
 def _seal(key: bytes, body: bytes) -> bytes:
     """A checksum, so that a body that a disk has changed is not taken for an answer."""
     return hashlib.blake2b(body, key=key[:64], digest_size=8).digest()
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
-    connection.execute("PRAGMA journal_mode = WAL")
-    # In WAL mode NORMAL loses nothing when the process dies, only (never corrupting) when the machine does.
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.execute("PRAGMA busy_timeout = 5000")
-    return connection

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gateway.stores.contract import Taken
+from gateway.stores.sqlite_file import opened
 from policies.budget import Account
 from policies.rate_limit import Limit, State, Window
 
@@ -61,7 +62,7 @@ class LocalCounters:
 
     async def open(self) -> None:
         if self._path is not None:
-            self._file = await asyncio.to_thread(_opened, self._path)
+            self._file = await asyncio.to_thread(opened, self._path, _prepare)
             self._flusher = asyncio.create_task(self._flush_often(), name="money")
 
     async def close(self) -> None:
@@ -178,13 +179,10 @@ class LocalCounters:
                 del self._money[key]
 
 
-def _opened(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=2.0, check_same_thread=False)
-    connection.execute("PRAGMA journal_mode = WAL")
+def _prepare(connection: sqlite3.Connection) -> None:
     with connection:
         connection.execute(_SCHEMA)
         connection.execute("DELETE FROM spent WHERE ends < ?", (time.time() - KEEP_SECONDS,))
-    return connection
 
 
 def _exchanged(connection: sqlite3.Connection, rows: Sequence[tuple[str, int, float]]) -> dict[str, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sqlite3
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import orjson
 
 from gateway.stores.contract import Audit, Booking, Query
+from gateway.stores.sqlite_file import nothing, opened
 
 SPANS = (60, 3600, 86400)
 """Seconds of a minute, an hour and a day, by which rows are added up."""
@@ -72,7 +72,7 @@ class SQLiteLedger:
     def __init__(self, path: Path, keep: Mapping[str, float]) -> None:
         """`keep`: seconds that `rows`, `minutes`, `hours` and `days` are kept. Raises `sqlite3.Error`."""
         self._keep = keep
-        self._writer, self._write_lock = _opened(path), threading.Lock()
+        self._writer, self._write_lock = opened(path, _prepare, autocommit=True), threading.Lock()
         self._path, self._local = path, threading.local()
 
     def add(self, rows: Sequence[Booking]) -> None:
@@ -172,9 +172,10 @@ class SQLiteLedger:
         """By a connection of the thread's own: nobody who asks waits for another, or for who writes."""
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            connection = self._local.connection = _connect(self._path)
+            connection = self._local.connection = opened(self._path, nothing, autocommit=True)
             connection.row_factory = sqlite3.Row
             connection.execute("PRAGMA query_only = ON")
+            connection.execute("PRAGMA cache_size = -32768")
         return [dict(row) for row in connection.execute(query, values)]
 
     def _delete(self, statement: str, *values: float) -> int:
@@ -182,31 +183,12 @@ class SQLiteLedger:
             return self._writer.execute(statement, values).rowcount
 
 
-def _opened(path: Path) -> sqlite3.Connection:
-    """The file, made if it is not there. Several workers make it at once, and SQLite's own patience does not cover
-    the change to WAL."""
-    deadline = time.monotonic() + 5.0
-    while True:
-        try:
-            connection = _connect(path)
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, SCHEMA_VERSION):
-                raise sqlite3.DatabaseError(f"its layout is version {version}, and this release knows {SCHEMA_VERSION}")
-            if version == 0:
-                connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-            return connection
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.execute("PRAGMA cache_size = -32768")
-    return connection
+def _prepare(connection: sqlite3.Connection) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, SCHEMA_VERSION):
+        raise sqlite3.DatabaseError(f"its layout is version {version}, and this release knows {SCHEMA_VERSION}")
+    if version == 0:
+        connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
 
 
 def _values(row: Booking) -> tuple[Any, ...]:
