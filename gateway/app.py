@@ -27,7 +27,7 @@ from gateway import errors
 from gateway.admission import Admission
 from gateway.api import admin, chat, dashboard, embeddings, health, models, passthrough
 from gateway.api.auth import AdminKey, Auth, KeyAuth, OpenAuth, TransparentAuth
-from gateway.api.endpoint import Door, Endpoint
+from gateway.api.endpoint import BODY_MOST, Door, Endpoint
 from gateway.api.guards import operators, viewing
 from gateway.books import Books
 from gateway.cache.answers import Answers
@@ -47,6 +47,7 @@ from gateway.stores.contract import AnswerStore, CounterStore, LedgerStore
 from gateway.stores.sqlite import SQLiteAnswers
 from gateway.stores.sqlite_counters import LocalCounters
 from gateway.stores.sqlite_ledger import SQLiteLedger
+from gateway.telemetry import Telemetry
 from gateway.tenant import Tenant
 from gateway.warming import Warmer
 from policies import routing
@@ -95,6 +96,7 @@ class _Parts:
     answers: Answers
     pipeline: Pipeline
     warmer: Warmer
+    telemetry: Telemetry | None
 
     def told(self) -> dict[str, str]:
         """What an operator should know although requests are served."""
@@ -111,7 +113,8 @@ def create_app(settings: Settings, processes: int = 1) -> Application:
     app = FastAPI(title="Hitherto", lifespan=_lifespan(parts), docs_url=None, redoc_url=None, openapi_url=None)
     _add_routes(app, parts)
     limit = int(settings.body_limit)
-    door = Door(parts.auth, parts.admission, parts.metrics, limit, partial(_masked, parts.dispatch, settings))
+    mask = partial(_masked, parts.dispatch, settings)
+    door = Door(parts.auth, parts.admission, parts.metrics, limit, mask, parts.telemetry, settings.log.bodies)
     relay = passthrough.Passthrough(parts.dispatch, door)
     app.router.routes.append(Route("/v1/{path:path}", relay))
     app.add_exception_handler(Exception, _refuse)
@@ -145,7 +148,7 @@ def _parts(settings: Settings, processes: int) -> _Parts:
     if registry is not None:
         registry.noted = partial(ledger.note, "tenants' files", "reload")
     return _Parts(settings, metrics, notes, backends, places, dispatch, registry, auth, counters, ledger, admission,
-                  answers, pipeline, warmer)  # fmt: skip
+                  answers, pipeline, warmer, _telemetry(settings, notes))  # fmt: skip
 
 
 def _lifespan(parts: _Parts) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
@@ -156,6 +159,8 @@ def _lifespan(parts: _Parts) -> Callable[[FastAPI], AbstractAsyncContextManager[
             for backend in parts.backends.values():
                 stack.push_async_callback(backend.stop)
                 await backend.start()
+            if parts.telemetry is not None:
+                stack.push_async_callback(asyncio.to_thread, parts.telemetry.close)
             for part in (parts.counters, parts.ledger):
                 stack.push_async_callback(part.close)
                 await part.open()
@@ -230,7 +235,7 @@ def _counters(settings: Settings, processes: int) -> CounterStore:
 def _masked(dispatch: Dispatch, settings: Settings, tenant: Tenant, text: str) -> str:
     """A text as it may be logged: without what the gateway's or the tenant's rules keep out of it."""
     sorts = {*settings.redact.mask, *tenant.policy.redaction.mask}
-    return masked(text[:1000], sorts, dispatch.salt(tenant.name).encode()) if sorts else text
+    return masked(text[:BODY_MOST], sorts, dispatch.salt(tenant.name).encode()) if sorts else text
 
 
 def _notes(
@@ -287,6 +292,17 @@ def _answer_store(settings: Settings, notes: dict[str, str]) -> AnswerStore:
         return SQLiteAnswers(path)
     except sqlite3.DatabaseError:
         return SQLiteAnswers(Path(tempfile.mkdtemp(prefix="hitherto-")) / path.name)
+
+
+def _telemetry(settings: Settings, notes: dict[str, str]) -> Telemetry | None:
+    if settings.otel is None:
+        return None
+    try:
+        return Telemetry(settings.otel)
+    except ImportError as error:
+        notes["otel"] = f"off: {error}; install hitherto[otel]"
+        log.error(notes["otel"])
+        return None
 
 
 def _ledger_store(settings: Settings, notes: dict[str, str]) -> LedgerStore | None:

@@ -128,7 +128,7 @@ class Books:
         """Dollars of looking for similar questions."""
         return self.prices.lookup(*ticket.looked) if ticket.looked[0] else Decimal(0)
 
-    def refused(self, request: Incoming, status: int, reason: str, seconds: float) -> None:
+    def refused(self, request: Incoming, status: int, reason: str, seconds: float) -> Booking:
         """Book a request of a known tenant that got an error of ours."""
         row = self._row(request.tenant.name, request.tenant.key, request, time.time() - seconds)
         row.status, row.reason, row.asked, row.seconds = status, reason, request.model, seconds
@@ -138,6 +138,7 @@ class Books:
             self._attempts(request.ticket)
             request.ticket.told = True
         self._add(row)
+        return row
 
     def answered(self, request: Incoming, served: Served, status: int, seconds: float) -> Booking:
         """Book a request and what it got."""

@@ -17,6 +17,7 @@ from gateway.cache.config import CacheConfig, TenantCacheConfig
 from gateway.ledger import LedgerConfig
 from gateway.routes import ModelConfig, check_targets, resolve
 from gateway.settings_file import ConfigError, nearest, parse, read, validated
+from gateway.telemetry import TelemetryConfig
 from gateway.templates import TemplateConfig, with_files_beside
 from gateway.tenant import Policy
 from gateway.tenants import Surroundings, TenantConfig
@@ -37,6 +38,14 @@ class AdminConfig(Section):
 
     key: Secret | None = None
     """Shown as `Authorization: Bearer` or `x-api-key`; without one `/admin` is served on loopback only."""
+
+
+class LogConfig(Section):
+    """What is logged beside a line for every request."""
+
+    bodies: float = Field(default=0.0, ge=0.0, le=1.0)
+    """The share of requests whose body and answer are logged, masked as `redact` says and cut after 4,000 characters;
+    never those of tenants whose text may not be stored."""
 
 
 class TlsConfig(Section):
@@ -84,6 +93,9 @@ class Settings(Section):
     prompt_cache: PromptCacheConfig = PromptCacheConfig()
     redact: Redaction = Redaction()
     user_from: str = Field(default="body", pattern=r"^(body|header:[A-Za-z0-9-]+)$")
+    otel: TelemetryConfig | None = None
+    """OpenTelemetry traces and metrics; without it none."""
+    log: LogConfig = LogConfig()
     ledger: LedgerConfig | Literal[False] = LedgerConfig()
     """What is kept of what every answer took, cost and saved; `false`: nothing."""
     prices: dict[str, Price | Annotated[list[Price], Field(min_length=1)]] = {}

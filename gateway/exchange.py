@@ -60,6 +60,8 @@ class Incoming:
     surface: str = ""
     model: str = ""
     """What it asks for, once that is known."""
+    span: Any = None
+    """Its OpenTelemetry span, where there is one."""
     ticket: Ticket | None = None
     """What it took at the door."""
 

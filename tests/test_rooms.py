@@ -31,6 +31,9 @@ HOMES = {
     "fastapi": ("gateway/api/", "gateway/app.py", "gateway/serve.py"),
     "aiohttp": ("backends/upstream.py",),
     "prometheus_client": ("gateway/metrics.py",),
+    "opentelemetry": ("gateway/telemetry.py",),
+    "rich": ("gateway/reports.py",),
+    "genai_prices": ("gateway/prices.py",),
     "sqlite3": ("gateway/stores/sqlite", "gateway/app.py"),
     "typer": ("gateway/cli",),
 }

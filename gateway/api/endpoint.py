@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import orjson
+
 from backends import asgi
 from gateway import errors, logs
 from gateway.admission import Admission
@@ -18,6 +21,7 @@ from gateway.api.auth import Auth
 from gateway.errors import UnknownKey
 from gateway.exchange import Incoming, Served, Ticket
 from gateway.metrics import Metrics, RequestSeries
+from gateway.telemetry import Telemetry
 from gateway.tenant import Tenant
 
 log = logging.getLogger("hitherto")
@@ -25,6 +29,8 @@ log = logging.getLogger("hitherto")
 _ACCOUNTS = (b"x-ratelimit-", b"anthropic-ratelimit-", b"openai-organization", b"openai-project", b"set-cookie",
              b"anthropic-organization-id")  # fmt: skip
 """Response headers that tell of the gateway's account at a provider, which is not its tenants' matter."""
+BODY_MOST = 4000
+"""Bytes of a body that are logged."""
 CLIENT_GONE = 499
 """What the metrics and the log call a request whose client left before there was an answer, as nginx does."""
 
@@ -39,6 +45,9 @@ class Door:
     body_limit: int
     mask: Callable[[Tenant, str], str]
     """A text as it may be logged."""
+    telemetry: Telemetry | None = None
+    bodies: float = 0.0
+    """The share of requests whose bodies are logged."""
 
 
 class Endpoint(ABC):
@@ -79,6 +88,8 @@ class Endpoint(ABC):
                 try:
                     headers.setdefault("x-request-id", request_id)  # whoever computes it logs the same
                     incoming = Incoming(scope, headers, body, tenant, watch, request_id, self.surface)
+                    if self.door.telemetry is not None:
+                        incoming.span = self.door.telemetry.begin(headers, self.surface)
                     served = await self.serve(incoming)
                     if tenant.key:
                         served.headers = [pair for pair in served.headers if not pair[0].startswith(_ACCOUNTS)]
@@ -121,7 +132,10 @@ class Endpoint(ABC):
         logs.request_line({**line, "tenant": tenant.name, "seconds": round(seconds, 6)})
         if incoming is not None:
             incoming.model = incoming.model or getattr(error, "model", "")
-            self.door.admission.books.refused(incoming, refusal.status, refusal.code or refusal.kind, seconds)
+            why = refusal.code or refusal.kind
+            row = self.door.admission.books.refused(incoming, refusal.status, why, seconds)
+            if self.door.telemetry is not None:
+                self.door.telemetry.end(incoming.span, row)
 
     def _account(self, served: Served, incoming: Incoming, gone: bool) -> None:
         now, request_id = time.perf_counter(), incoming.id
@@ -156,6 +170,19 @@ class Endpoint(ABC):
         if saved := row.saved_answer + row.saved_prefix:
             line["saved_usd"] = saved / 1e9
         logs.request_line(line)
+        if self.door.telemetry is not None:
+            self.door.telemetry.end(incoming.span, row)
+        if self.door.bodies and random.random() < self.door.bodies:
+            self._log_bodies(incoming, served)
+
+    def _log_bodies(self, incoming: Incoming, served: Served) -> None:
+        """What was asked and answered, as far as it may be stored."""
+        if not incoming.tenant.policy.redaction.text:
+            return
+        answer = orjson.dumps(served.answer.body) if served.answer is not None else served.body or b""
+        told = {name: self.door.mask(incoming.tenant, body[:BODY_MOST].decode(errors="replace"))
+                for name, body in (("request", incoming.body), ("response", answer))}  # fmt: skip
+        logs.request_line({"request_id": incoming.id, "tenant": incoming.tenant.name, **told})
 
     def _find_series(self, tenant: str, model: str, backend: str, cache: str, status: int) -> RequestSeries:
         return self._metrics.request_series(tenant, self.surface, model, backend, cache, str(status))
