@@ -122,8 +122,10 @@ class HangupWatch:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
-        if self._watcher is not None:
-            self._watcher.cancel()
-        if kind is asyncio.CancelledError and self.gone and self._task is not None:
-            return self._task.uncancel() == 0  # else somebody else wants this task to end, too
+        task, watcher = self._task, self._watcher
+        self._task = self._watcher = None  # which know this: a cycle would be the garbage collector's work
+        if watcher is not None:
+            watcher.cancel()
+        if kind is asyncio.CancelledError and self.gone and task is not None:
+            return task.uncancel() == 0  # else somebody else wants this task to end, too
         return False

@@ -216,8 +216,11 @@ class BackendUnreachable(BackendError):
     """No connection, or it broke before the response head."""
 
 
+@dataclass
 class BackendTimeout(BackendError):
-    """The backend did not answer within its time."""
+    """The backend did not answer within its time; `connected`: it had got the request."""
+
+    connected: bool = True
 
 
 class BackendStarting(BackendError):

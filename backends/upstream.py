@@ -185,7 +185,9 @@ class Upstream:
                 call.method, address, data=call.body or None, headers=headers, allow_redirects=False
             )
         except TimeoutError as error:
-            raise BackendTimeout(self.name, f"no answer in time ({type(error).__name__})") from error
+            connected = not isinstance(error, aiohttp.ConnectionTimeoutError)
+            why = f"no answer in time ({type(error).__name__})"
+            raise BackendTimeout(self.name, why, connected=connected) from error
         except (aiohttp.ClientError, OSError) as error:
             reason = self._starting()
             if reason is not None:

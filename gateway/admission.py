@@ -56,8 +56,9 @@ class Admission:
     def __init__(self, counters: CounterStore, books: Books, dispatch: Dispatch) -> None:
         self._counters, self.books, self._dispatch = counters, books, dispatch
 
-    async def afford(self, tenant: Tenant, body: bytes) -> tuple[bytes, bool]:
+    async def afford(self, request: Incoming) -> tuple[bytes, bool]:
         """The body, with a cheaper model's name where the budget is spent and says so. Raises `BudgetSpent`."""
+        tenant, body = request.tenant, request.body
         budget = tenant.policy.budget
         if budget is None or not isinstance(budget.when_spent, Downgrade) or not await self._is_spent(tenant, budget):
             return body, False
@@ -67,6 +68,7 @@ class Admission:
             model = None
         if not isinstance(model, str):
             raise _spent(tenant, budget)  # there is no name that could be another's
+        request.model = model
         return openai_chat.with_model(body, budget.when_spent.downgrade), True
 
     async def enter(
@@ -74,7 +76,7 @@ class Admission:
     ) -> Ticket:
         """Take one request of every limit that it meets. Raises `Limited` or `BudgetSpent`."""
         tenant, about = request.tenant, (request.id, user, request.surface, tags)
-        request.model = model
+        request.model = request.model or model
         if not tenant.policy.limited:
             request.ticket = Ticket(tenant, (), [], Taken(0.0), "", downgraded, *about)
             return request.ticket
@@ -119,13 +121,13 @@ class Admission:
     ) -> list[tuple[bytes, bytes]]:
         """A response was read to its end, or given up: what it cost, as headers."""
         ask, usage, estimated = bill.ask, told.usage, not told.whole
-        if dispatched.reply.status != 200 or ask.path in FREE:
+        if dispatched.reply.status != 200 or dispatched.failed or ask.path in FREE:
             usage = None
         elif usage is None and (told.size or ask.model):  # broken off, or not told: what it looks like
-            answer, estimated = _looks_like(dispatched.reply, told) if told.size else 0, True
+            answer, estimated = _looks_like(ask, dispatched.reply, told) if told.size else 0, True
             usage = self.books.guess(ask, dispatched.priced, answer)
         self._settle(reservation, bill, usage, estimated, dispatched.load)
-        cost = charges([bill], self.books.lookup_cost(bill.ticket))
+        cost = charges(bill, self.books.lookup_cost(bill.ticket))
         dispatched.settle = lambda told: cost
         return cost
 
@@ -160,13 +162,14 @@ class Admission:
         """Close a bill, and correct its reservation by what was really used; None: nothing."""
         if bill.ask.path in FREE:
             bill.ask.tries.clear()
-        self.books.close(bill, usage, estimated, load)
+        self.books.price(bill, usage, estimated, load)
         used = 0 if usage is None else usage.prompt + usage.completion
         changes = [(limit, used - amount) for limit, amount in reservation.limits if used != amount]
         if changes:
             self._counters.give(changes, reservation.taken, reservation.holder)
         if reservation.accounts:
             self._counters.settle(reservation.accounts, nano(bill.total), reservation.holder)
+        self.books.close(bill)
 
     def hit(self, ticket: Ticket, ask: Ask, entry: Entry, served: Served) -> None:
         """An answer from the cache: what it saves is told, and its tokens count where they shall."""
@@ -234,8 +237,10 @@ def _spent(tenant: Tenant, budget: Budget) -> BudgetSpent:
     return BudgetSpent(f"the budget of {tenant.name} is spent ({' and '.join(limits)})")
 
 
-def _looks_like(reply: Reply, told: Told) -> int:
+def _looks_like(ask: Ask, reply: Reply, told: Told) -> int:
     """Tokens of an answer that did not tell them; what is no text has none."""
+    if not ask.answers_in_text:
+        return 0
     kind = content_type(reply.headers)
     if b"event-stream" in kind:
         return told.deltas or max(1, told.size // EVENT_BYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,8 @@ class Try:
     backend: str
     priced: tuple[str, str, str]
     """What the price depends on: the model, the kind of backend, its URL."""
+    began: float = field(default_factory=time.monotonic)
+    ended: float | None = None
     outcome: str = "abandoned"
     """What became of it: how it failed, or that nobody waited for it any more; empty: it gave the answer."""
 
@@ -39,6 +42,11 @@ class Try:
     def spent(self) -> bool:
         """Whether the provider has probably read the prompt: errors are not charged, silence is."""
         return self.outcome in ("abandoned", "timeout", "interrupted")
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, or takes."""
+        return (time.monotonic() if self.ended is None else self.ended) - self.began
 
 
 @dataclass(slots=True)
@@ -81,6 +89,11 @@ class Ask:
         numbers = [int(value) for value in told if isinstance(value, int | float) and 0 <= value < 1 << 30]
         choices = self.fields.get("n")
         return max(numbers, default=_DEFAULT_ANSWER) * (choices if isinstance(choices, int) and choices > 1 else 1)
+
+    @property
+    def answers_in_text(self) -> bool:
+        """Whether the size of an answer says how many tokens it has."""
+        return self.path not in _NO_ANSWER and not self.path.startswith("/images/")
 
     def conversation(self) -> bytes:
         """What all turns of a conversation have in common, as a hash; tenants have nothing in common."""

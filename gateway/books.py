@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import Any
 
 from backends.dialects import openai_chat
 from backends.protocol import Usage
@@ -22,8 +23,11 @@ from policies.pricing import nano
 log = logging.getLogger("hitherto.books")
 
 _REMEMBERED = 4096
+NAME_MOST = 200
+"""Characters of a name that a caller chooses."""
 HITS = frozenset({"exact", "semantic", "alias", "stale"})
 
+NOTHING = Decimal(0)
 Priced = tuple[str, str, str]
 """What a price depends on: the model at the backend, the kind of backend, its URL."""
 
@@ -35,7 +39,6 @@ class Bill:
     ask: Ask
     ticket: Ticket
     began: float = field(default_factory=time.time)
-    started: float = field(default_factory=time.monotonic)
     backend: str = ""
     priced: Priced = ("", "", "")
     usage: Usage | None = None
@@ -50,7 +53,10 @@ class Bill:
     @property
     def total(self) -> Decimal:
         """Dollars, with those of lost tries, as far as prices are known."""
-        return sum((cost or Decimal(0) for _, _, cost in self.lost), self.cost or Decimal(0))
+        total = self.cost or NOTHING
+        for _, _, cost in self.lost:
+            total += cost or NOTHING
+        return total
 
 
 class Books:
@@ -76,27 +82,34 @@ class Books:
         prompt = max(1, round(ask.prompt_tokens * told / guessed))
         return Usage(prompt, completion, round(prompt * cached / told))
 
-    def close(self, bill: Bill, usage: Usage | None, estimated: bool, load: int = 1) -> None:
-        """A computation is over; `load`: how many shared its place. What its request has not told, is booked now."""
+    def price(self, bill: Bill, usage: Usage | None, estimated: bool, load: int = 1) -> None:
+        """What a computation that is over took, and what its lost tries did; `load`: how many shared its place."""
         bill.over, bill.usage, bill.estimated = True, usage, estimated
+        tries = bill.ask.tries
         if usage is not None:
-            seconds = (time.monotonic() - bill.started) / max(1, load)
+            answered = next((tried for tried in reversed(tries) if not tried.outcome), None)
+            seconds = answered.seconds / max(1, load) if answered is not None else 0.0
             bill.cost = self.cost(bill.priced, usage, seconds)
-            if bill.cost is not None:
+            bill.cold = bill.cost
+            if bill.cost is not None and (usage.cached or usage.written):
+                bill.cold = self._uncached(bill.priced, usage, bill.cost)
+            if bill.cost is not None and self.prices.is_by_time(bill.priced):
                 self.prices.took(*bill.priced, usage, seconds)
-            bill.cold = self._cold(bill.priced, usage) if bill.cost is not None else None
             if not estimated:
                 self._learn(bill.ask, bill.priced, usage)
-        for tried in bill.ask.tries:
+        for tried in tries:
             if tried.spent:
-                same = usage is not None and not estimated and tried.priced[0] == bill.priced[0]
-                if same and usage is not None:  # it has read the same prompt, and probably found the same of it cached
-                    lost = Usage(usage.prompt, 0, usage.cached)
+                if usage is not None and not estimated and tried.priced[0] == bill.priced[0]:
+                    # It has read the same prompt, and probably found the same of it cached.
+                    lost = Usage(usage.prompt, 0, max(0, min(usage.cached or 0, usage.prompt)))
                 else:
                     lost = self.guess(bill.ask, tried.priced, 0)
-                bill.lost.append((tried, lost, self.cost(tried.priced, lost)))
+                bill.lost.append((tried, lost, self.cost(tried.priced, lost, tried.seconds)))
+
+    def close(self, bill: Bill) -> None:
+        """Book a computation whose request has its row already."""
         if bill.ticket.told:
-            self._book_late(bill)
+            self._surely(self._book_late, bill)
 
     def hit(self, ticket: Ticket, ask: Ask, priced: Priced, entry: Entry, served: Served) -> None:
         """A stored answer is served: what it saves."""
@@ -126,25 +139,34 @@ class Books:
 
     def lookup_cost(self, ticket: Ticket) -> Decimal:
         """Dollars of looking for similar questions."""
-        return self.prices.lookup(*ticket.looked) if ticket.looked[0] else Decimal(0)
+        return self.prices.lookup(*ticket.looked) if ticket.looked[0] else NOTHING
 
     def refused(self, request: Incoming, status: int, reason: str, seconds: float) -> Booking:
         """Book a request of a known tenant that got an error of ours."""
         row = self._row(request.tenant.name, request.tenant.key, request, time.time() - seconds)
-        row.status, row.reason, row.asked, row.seconds = status, reason, request.model, seconds
+        row.status, row.reason, row.asked, row.seconds = status, reason, request.model[:NAME_MOST], seconds
+        self._surely(self._refused, request, row)
+        return row
+
+    def _refused(self, request: Incoming, row: Booking) -> None:
         if request.ticket is not None:
             row.user, row.lookup = request.ticket.user, nano(self.lookup_cost(request.ticket))
-            row.cost, row.saved_answer = row.lookup, -row.lookup
-            self._attempts(request.ticket)
+            row.cost, row.saved_answer, row.tags = row.lookup, -row.lookup, request.ticket.tags
+            if bills := self._attempts(request.ticket):  # it was computed, and then something went wrong
+                _computed(row, bills[-1])
             request.ticket.told = True
         self._add(row)
-        return row
 
     def answered(self, request: Incoming, served: Served, status: int, seconds: float) -> Booking:
         """Book a request and what it got."""
-        ticket = request.ticket
         row = self._row(served.tenant, request.tenant.key, request, time.time() - seconds)
-        row.asked = row.model = served.model or request.model
+        self._surely(self._answered, request, served, status, seconds, row)
+        return row
+
+    def _answered(self, request: Incoming, served: Served, status: int, seconds: float, row: Booking) -> None:
+        ticket = request.ticket
+        row.asked = (request.model or served.model)[:NAME_MOST]
+        row.model = served.model[:NAME_MOST]
         row.backend, row.cache, row.reason = served.backend, served.cache, served.reason
         row.stored, row.status, row.stream = served.stored, status, served.stream
         row.entry, row.similarity = served.entry, served.similarity
@@ -152,7 +174,8 @@ class Books:
         row.seconds = seconds
         if ticket is not None:
             row.user, row.tags = ticket.user, ticket.tags
-            row.lookup = nano(self.lookup_cost(ticket))
+            if ticket.looked[0]:
+                row.lookup = nano(self.lookup_cost(ticket))
         row.cost, row.saved_answer = row.lookup, -row.lookup
         avoided, priced = self._avoided(served)
         if avoided is not None:
@@ -166,7 +189,6 @@ class Books:
         if ticket is not None:
             ticket.told = True
         self._add(row)
-        return row
 
     def _avoided(self, served: Served) -> tuple[Usage | None, Priced]:
         """What a stored or a shared answer made unnecessary."""
@@ -178,14 +200,15 @@ class Books:
 
     def _attempts(self, ticket: Ticket) -> list[Bill]:
         """Book what came to nothing; the computations of a request that are over, the last of them for its answer."""
-        bills = [bill for bill in ticket.bills if bill.over and not bill.booked]
+        bills = [bill for bill in ticket.bills if bill.over and not bill.booked] if ticket.bills else []
+        ticket.bills.clear()  # they know it: a cycle would keep both until the garbage collector comes
         for bill in bills:
             bill.booked = True
             self._book_lost(bill)
         for bill in bills[:-1]:
             if bill.usage is not None:
                 self._add(self._part(bill, "attempt", "again"))
-        return [bill for bill in bills[-1:] if bill.usage is not None]
+        return bills[-1:] if bills and bills[-1].usage is not None else []
 
     def _book_late(self, bill: Bill) -> None:
         bill.booked = True
@@ -204,21 +227,36 @@ class Books:
 
     def _part(self, bill: Bill, part: str, reason: str) -> Booking:
         ticket = bill.ticket
-        row = Booking(bill.began, ticket.tenant.name, part, ticket.request, ticket.tenant.key, ticket.user)
-        row.surface, row.asked, row.reason, row.cache = ticket.surface, bill.ask.model, reason, "none"
-        row.model, row.backend, row.tags = bill.ask.model, bill.backend, ticket.tags
+        row = Booking(bill.began, ticket.tenant.name, part, ticket.request[:NAME_MOST], ticket.tenant.key, ticket.user)
+        asked = bill.ask.model[:NAME_MOST]
+        row.surface, row.asked, row.reason, row.cache = ticket.surface, asked, reason, "none"
+        row.model, row.backend, row.tags = asked, bill.backend, ticket.tags
         row.stream, row.seconds = bill.ask.stream, time.time() - bill.began
         row.cost = 0
         if bill.usage is not None:
             _computed(row, bill)
         return row
 
+    def _surely(self, book: Callable[..., None], *arguments: Any) -> None:
+        """A fault in booking is counted, and no request's matter."""
+        try:
+            book(*arguments)
+        except Exception:
+            self._metrics.faults.labels("ledger").inc()
+            log.exception("a row of the ledger was lost")
+
     def _row(self, tenant: str, key: str, request: Incoming, began: float) -> Booking:
-        return Booking(began, tenant, "answer", request.id, key, surface=request.surface)
+        return Booking(began, tenant, "answer", request.id[:NAME_MOST], key, surface=request.surface)
 
     def _add(self, row: Booking) -> None:
         self.ledger.add(row)
         self._metrics.count_money(row)
+
+    def _uncached(self, priced: Priced, usage: Usage, cost: Decimal) -> Decimal | None:
+        """What an answer would have cost without what was cached of its prompt."""
+        if self.prices.is_by_time(priced):
+            return cost + self.prices.by_time(priced, usage.cached or 0)
+        return self._cold(priced, usage)
 
     def _cold(self, priced: Priced, usage: Usage) -> Decimal | None:
         try:
@@ -243,26 +281,30 @@ def _computed(row: Booking, bill: Bill) -> None:
     """What a computation took, into its row."""
     usage = bill.usage
     assert usage is not None
-    cached = max(0, min(usage.cached or 0, usage.prompt))
-    row.prompt, row.completion = max(0, usage.prompt), max(0, usage.completion)
-    row.cached, row.written = cached, max(0, min(usage.written or 0, usage.prompt - cached))
+    cached = max(0, min(usage.cached, usage.prompt)) if usage.cached else 0
+    row.prompt, row.completion, row.cached = usage.prompt, usage.completion, cached
+    row.written = max(0, min(usage.written, usage.prompt - cached)) if usage.written else 0
     row.sources = dict(usage.sources) if bill.priced[1] == "engine" else {"upstream": cached} if cached else {}
     row.estimated = row.estimated or bill.estimated
     row.model, row.backend = bill.priced[0] or row.model, bill.backend
     if bill.cost is None:
         row.cost = None
     else:
-        row.cost = (row.cost or 0) + nano(bill.cost)
-        row.saved_prefix = nano(bill.cold) - nano(bill.cost) if bill.cold is not None else 0
+        cost = nano(bill.cost)
+        row.cost = (row.cost or 0) + cost
+        if bill.cold is not None and bill.cold is not bill.cost:
+            row.saved_prefix = nano(bill.cold) - cost
 
 
-def charges(bills: Sequence[Bill], lookup: Decimal) -> list[tuple[bytes, bytes]]:
-    """Headers that tell what a request cost so far, and what cached prefixes saved; none where nobody knows."""
-    if any(bill.cost is None or bill.usage is None for bill in bills):
+def charges(bill: Bill, lookup: Decimal) -> list[tuple[bytes, bytes]]:
+    """Headers that tell what a computation cost, and what cached prefixes saved; none where nobody knows."""
+    if bill.cost is None or bill.usage is None:
         return []
-    saved = sum(((bill.cold or Decimal(0)) - (bill.cost or Decimal(0)) for bill in bills), Decimal(0)) - lookup
-    spent = sum((bill.total for bill in bills), lookup)
-    return [(b"x-hitherto-cost-usd", dollars(spent)), (b"x-hitherto-saved-usd", dollars(saved))]
+    saved = NOTHING if bill.cold is None or bill.cold is bill.cost else bill.cold - bill.cost
+    return [
+        (b"x-hitherto-cost-usd", dollars(bill.total + lookup)),
+        (b"x-hitherto-saved-usd", dollars(saved - lookup)),
+    ]
 
 
 def dollars(amount: Decimal) -> bytes:

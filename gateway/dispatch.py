@@ -51,6 +51,7 @@ _NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "accept-encoding", "exp
 _MESSAGES = ("/messages", "/messages/count_tokens")
 _MASKABLE = 16_384
 """Longer texts are not searched for what must not be stored, but not stored at all."""
+_OF_THE_BODY = frozenset({b"content-length", b"etag", b"digest", b"content-md5", b"content-digest"})
 _TOLD_ON_REQUEST = ("/chat/completions", "/completions")
 """Paths whose streams tell their usage only if they are asked for it."""
 _STYLES = {"breakpoints": ("/messages",), "key": ("/chat/completions", "/responses")}
@@ -91,10 +92,18 @@ class Dispatched:
     hides_usage: bool = False
     """Whether a stream tells usage that its client did not ask for."""
 
+    failed: bool = False
+    """Whether it is the least bad of several failures: its status may say 200 all the same."""
+
     @property
     def priced(self) -> tuple[str, str, str]:
         """What the price depends on: the model, the kind of backend, its URL."""
         return self.model, self.kind, self.identity
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The response's, without those that would be wrong of a body of which usage is kept back."""
+        found = self.reply.headers
+        return [pair for pair in found if pair[0] not in _OF_THE_BODY] if self.hides_usage else found
 
 
 @dataclass(slots=True)
@@ -251,11 +260,12 @@ class Dispatch:
         body = vllm.salted(ask.body, self.salt(ask.tenant.name)) if target.kind == "vllm" and ask.fields else ask.body
         call = Call(method, ask.path, ask.query, self._headers(ask.headers, target, ask.tenant), body)
         place, tried = target.places(ask.prefix())[0], Try(backend, (ask.model, target.kind, target.identity))
-        ask.tries.append(tried)
+        if ask.model:  # else it computes nothing that has a price
+            ask.tries.append(tried)
         try:
             reply = await place.open(call)
         except BackendError as error:
-            tried.outcome = "timeout" if isinstance(error, BackendTimeout) else "unreachable"
+            tried.ended, tried.outcome = time.monotonic(), _outcome(Outcome("broken", error=error))
             raise
         tried.outcome = ""
         return Dispatched(reply, backend, target.kind, ask.model, False, target.identity, load=max(1, place.in_flight))
@@ -368,7 +378,8 @@ class Dispatch:
             fair, ours=not ask.tenant.credentials, stream=ask.stream,
         )  # fmt: skip
         if outcome.kind:
-            tried.outcome = "interrupted" if isinstance(outcome.error, BackendInterrupted) else outcome.kind
+            tried.ended = time.monotonic()
+            tried.outcome = _outcome(outcome)
         return outcome
 
     def _call(self, candidate: Candidate, work: _Work) -> Call:
@@ -403,11 +414,12 @@ class Dispatch:
         assert outcome.reply is not None
         target, backend = candidate.target, candidate.backend
         model, fallback = target.model or work.ask.model, target not in work.equals
+        hides = _asks_for_usage(work.ask, backend) and not _is_asked_for_usage(work.ask)
         if candidate.tried is not None:
             candidate.tried.outcome = outcome.kind  # it is not lost: what it takes is the answer's
         return Dispatched(
             outcome.reply, target.backend, backend.kind, model, fallback, backend.identity, candidate.note,
-            load=candidate.load, hides_usage=_asks_for_usage(work.ask, backend) and not _is_asked_for_usage(work.ask),
+            load=candidate.load, hides_usage=hides, failed=bool(outcome.kind),
         )  # fmt: skip
 
     def _nobody(self, targets: Sequence[Target]) -> BackendError:
@@ -434,6 +446,16 @@ def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
         for name, value in headers.items()
         if name not in _NOT_FORWARDED and not name.startswith("x-hitherto-") and not is_credential(name)
     }
+
+
+def _outcome(outcome: Outcome) -> str:
+    """What became of a try that failed, as it is booked: whoever answers with an error charges nothing."""
+    error = outcome.error
+    if error is None:
+        return f"status-{outcome.reply.status}" if outcome.reply is not None else outcome.kind
+    if isinstance(error, BackendInterrupted):
+        return "interrupted"
+    return "timeout" if isinstance(error, BackendTimeout) and error.connected else "unreachable"
 
 
 def _asks_for_usage(ask: Ask, backend: Backend) -> bool:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from backends.protocol import Duration, Section
 from gateway.metrics import Metrics
-from gateway.stores.contract import Audit, Booking, LedgerStore, Query
+from gateway.stores.contract import Audit, Booking, LedgerStore, Query, StoreAway
 
 log = logging.getLogger("hitherto.ledger")
 _audit_log = logging.getLogger("hitherto.audit")
@@ -23,6 +23,8 @@ WRITE_SECONDS = 0.04
 crash of the process."""
 WAITING_MOST = 200_000
 """Rows that are kept while the file takes none; what comes then is lost, and counted as a fault."""
+AT_ONCE = 5000
+"""Rows of one transaction, for which other processes wait."""
 TIDY_SECONDS = 600.0
 _LATE = 0.1
 """Writing that takes so long is told: until it is done a crash loses more than is promised."""
@@ -119,16 +121,26 @@ class Ledger:
     def _flush(self) -> bool:
         """In the writer's thread: write what waits, all or nothing."""
         assert self.store is not None
-        rows = self._waiting[:]
-        if not rows:
-            return True
-        try:
-            self.store.add(rows)
-        except Exception:
-            self._fault("%d rows of the ledger could not be written; they will be tried again", len(rows))
-            return False
-        del self._waiting[: len(rows)]
+        while rows := self._waiting[:AT_ONCE]:
+            try:
+                self.store.add(rows)
+            except StoreAway:
+                self._fault("%d rows of the ledger could not be written; they will be tried again", len(rows))
+                return False
+            except Exception:  # there is one among them that no file takes; the others must not wait for it
+                self._one_by_one(rows)
+            del self._waiting[: len(rows)]
         return True
+
+    def _one_by_one(self, rows: list[Booking]) -> None:
+        assert self.store is not None
+        for row in rows:
+            try:
+                self.store.add([row])
+            except StoreAway:
+                raise
+            except Exception:
+                self._fault("a row of the ledger cannot be written, and is lost: %r", row)
 
     async def _tidy(self) -> None:
         assert self.store is not None

@@ -40,7 +40,7 @@ class Pipeline:
     async def serve(self, request: Incoming) -> Served:
         """The answer to a chat completion request, from the cache or a backend. Raises what `errors` has a word for."""
         started = time.perf_counter()
-        sent, downgraded = await self._admission.afford(request.tenant, request.body)
+        sent, downgraded = await self._admission.afford(request)
         ask, question, scope, shape = self.understood(request.headers, sent, request.query, request.tenant)
         tags = question.controls.tags
         ticket = await self._admission.enter(request, question.user, question.view.model, downgraded, tags)

@@ -20,6 +20,8 @@ EMBEDDER = "embedder"
 _FRESH = 60.0
 """Seconds that what the table says is believed: prices may depend on the hour."""
 _MOST = 4096
+_RATES = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok", "cache_write_1h_mtok")
+"""What of a library's table is paid by the token."""
 
 
 class Prices:
@@ -39,12 +41,19 @@ class Prices:
         """
         key = model, kind, url
         found = self._known.get(key)
-        if found is None or found[0] < time.monotonic():
+        if found is None or found[0] < time.time():
             if len(self._known) >= _MOST:  # names of models come from callers
                 self._known.clear()
-            found = self._known[key] = (time.monotonic() + _FRESH, *self._find(*key))
+            now = time.time()
+            midnight = (now // 86400 + 1) * 86400  # UTC, when dated prices begin
+            found = self._known[key] = (min(now + _FRESH, midnight), *self._find(*key))
         _, price, table = found
         return price if table is None else _of_tiers(table, prompt)
+
+    def is_by_time(self, priced: tuple[str, str, str]) -> bool:
+        """Whether time is what is paid, which nobody knows of an answer that was not computed."""
+        found = self._known.get(priced)
+        return found is not None and found[1] is not None and found[1].hour > 0
 
     def cost(self, model: str, kind: str, url: str, usage: Usage, seconds: float = 0.0) -> Decimal | None:
         """Dollars of an answer, rounded to the billionth; None where nobody knows a price.
@@ -54,6 +63,10 @@ class Prices:
         price = self.price(model, kind, url, usage.prompt)
         return None if price is None else pricing.cost(usage, price, seconds)
 
+    def by_time(self, priced: tuple[str, str, str], tokens: float) -> Decimal:
+        """What so many tokens of a prompt take where time is paid, by what was seen."""
+        return pricing.rounded(Decimal(tokens * self._pace.get(priced, 0.0)))
+
     def cold(self, model: str, kind: str, url: str, usage: Usage) -> Decimal | None:
         """What the same answer would have cost had nothing of it been cached."""
         price = self.price(model, kind, url, usage.prompt)
@@ -61,7 +74,7 @@ class Prices:
             return None
         amount = pricing.cost(pricing.cold(usage), price)
         if price.hour:
-            amount += pricing.rounded(Decimal(_work(pricing.cold(usage)) * self._pace.get((model, kind, url), 0.0)))
+            amount += self.by_time((model, kind, url), _work(pricing.cold(usage)))
         return amount
 
     def took(self, model: str, kind: str, url: str, usage: Usage, seconds: float) -> None:
@@ -102,7 +115,10 @@ class Prices:
                 self._unknown.add(model)
                 log.warning("there is no price for the model %r; give one under prices: to have it booked", model)
             return None, None
-        tiered = any(hasattr(value, "tiers") for value in vars(table).values())
+        rates = [value for name, value in vars(table).items() if name in _RATES and value is not None]
+        if not rates:  # it is paid by the minute, the page or the picture, of which we know nothing
+            return None, None
+        tiered = any(hasattr(value, "tiers") for value in rates)
         return (None, table) if tiered else (_of_tiers(table, 0), None)
 
 
@@ -139,4 +155,5 @@ def _of_tiers(table: Any, prompt: int) -> Price:
         cached=rate("cache_read_mtok"),
         written=written,
         written_hour=rate("cache_write_1h_mtok") or written or fresh,
+        each=Decimal(getattr(table, "requests_kcount", None) or 0) / 1000,
     )

@@ -32,7 +32,7 @@ def relayed(
     reply, tier = dispatched.reply, lookup.tier
     reason = lookup.reason.encode()
     forwarded = "bypass" if tier == "bypass" else "miss"
-    headers = [_renamed(name, value) for name, value in reply.headers if name != b"date"]
+    headers = [_renamed(name, value) for name, value in dispatched.headers() if name != b"date"]
     headers += [
         (b"x-hitherto-cache", tier.encode()),
         (b"cache-status", f"hitherto; fwd={forwarded}; fwd-status={reply.status}; detail=".encode() + reason),
@@ -84,6 +84,7 @@ class _Remembering:
         self._stream = content_type(headers).startswith(b"text/event-stream")
         self._readable = all(name != b"content-encoding" for name, _ in headers)
         self._passed = self._deltas = 0
+        self._settled = False
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The upstream's bytes, those of a stream as they come. The answer is stored just before the bytes that end
@@ -135,11 +136,13 @@ class _Remembering:
     async def end(self) -> None:
         """Settle what it took, and let the backend go."""
         try:
-            self._settle()
+            if not self._settled:
+                self._settle()
         finally:
             await self._dispatched.reply.close()
 
     def _settle(self) -> list[tuple[bytes, bytes]]:
+        self._settled = True
         used = self._served.answer.usage if self._served.answer is not None else None
         # The first event of a stream says who speaks, not yet what.
         return self._dispatched.settle(Told(used, self._passed, max(0, self._deltas - 1)))

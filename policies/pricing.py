@@ -74,6 +74,8 @@ class Price(Section):
     """Prompt tokens that a provider wrote to its cache; without it as `input`."""
     written_hour: Rate | None = None
     """The same for an hour; without it twice `input` where `written` is given, else as `input`."""
+    each: Money = Decimal(0)
+    """A request, whatever it takes, like 0.005 USD."""
     hour: Hourly = Decimal(0)
     """An hour of a machine, like 2.50 USD/h; requests that it serves at the same time share it."""
 
@@ -86,6 +88,8 @@ def on(prices: Sequence[Price], day: date) -> Price | None:
 
 def cost(usage: Usage, price: Price, seconds: float = 0.0) -> Decimal:
     """What an answer cost, rounded to the billionth of a dollar; `seconds`: its share of a machine's time."""
+    if not usage.cached and not usage.written and not price.hour:  # most answers
+        return rounded(max(0, usage.prompt) * price.input + max(0, usage.completion) * price.output + price.each)
     cached = max(0, min(usage.cached or 0, usage.prompt))
     written = max(0, min(usage.written or 0, usage.prompt - cached))
     hour = max(0, min(usage.written_hour, written))
@@ -95,6 +99,7 @@ def cost(usage: Usage, price: Price, seconds: float = 0.0) -> Decimal:
         + (written - hour) * (price.input if price.written is None else price.written)
         + hour * _for_an_hour(price)
         + usage.completion * price.output
+        + price.each
     )
     if price.hour:
         total += Decimal(seconds) * price.hour / 3600
@@ -119,4 +124,4 @@ def rounded(amount: Decimal) -> Decimal:
 
 def nano(amount: Decimal) -> int:
     """Billionths of a dollar, rounded."""
-    return int(rounded(amount) / NANO)
+    return int(amount.scaleb(9).to_integral_value(ROUND_HALF_EVEN))

@@ -9,6 +9,10 @@ import orjson
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 # Inside a JSON string each quote has a backslash before it, so this is never part of what a model says.
 _PENDING = re.compile(rb',\s*"usage"\s*:\s*null(?=\s*[,}])')
+_BARE = frozenset(
+    {"id", "object", "created", "model", "system_fingerprint", "service_tier", "obfuscation", "choices", "usage"}
+)
+"""What an event that tells usage and nothing else consists of."""
 _MOST = 1 << 20
 """Bytes of one event that are waited for; a longer one is passed on as it comes."""
 
@@ -50,6 +54,8 @@ def _without(event: bytes) -> bytes:
         return event
     if not isinstance(value, dict) or "usage" not in value:
         return event
-    if value.get("choices") == [] and isinstance(value["usage"], dict):
+    if value.get("choices") == [] and isinstance(value["usage"], dict) and value.keys() <= _BARE:
         return b""
-    return _PENDING.sub(b"", event, count=1) if value["usage"] is None else event
+    if value["usage"] is not None or event.count(b'"usage"') > 1:
+        return event  # it tells something else as well, or in another place
+    return _PENDING.sub(b"", event, count=1)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+
+_NAMED = re.compile(rb"^event:", re.M)
+_NAMED_DELTA = re.compile(rb"^event:[^\r\n]*(?:_block_delta|\.delta)\r?$", re.M)
+"""Anthropic's names, and those of OpenAI's responses."""
+_DATA = re.compile(rb"^data:", re.M)
 
 
 def data_fields(stream: bytes) -> Iterator[bytes]:
@@ -27,11 +33,9 @@ def comments(stream: bytes) -> Iterator[bytes]:
 
 def deltas(piece: bytes) -> int:
     """About how many tokens a piece of a stream of any dialect brings: one with each event that adds to the answer."""
-    if b"event:" in piece:
-        return piece.count(b"_block_delta\n") + piece.count(
-            b".delta\n"
-        )  # Anthropic's names; those of OpenAI's responses
-    return piece.count(b"data:")
+    if _NAMED.search(piece):
+        return len(_NAMED_DELTA.findall(piece))
+    return len(_DATA.findall(piece))
 
 
 def event(data: bytes) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from backends.dialects.openai_chat import MalformedRequest
-from backends.protocol import Answer, Usage
+from backends.protocol import Usage
 from gateway.api.endpoint import Endpoint
 from gateway.api.passthrough import Passthrough
 from gateway.ask import Ask
@@ -37,7 +37,7 @@ class EmbeddingsEndpoint(Endpoint):
 
     async def serve(self, request: Incoming) -> Served:
         started = time.perf_counter()
-        sent, downgraded = await self.door.admission.afford(request.tenant, request.body)
+        sent, downgraded = await self.door.admission.afford(request)
         try:
             body = orjson.loads(sent)
         except orjson.JSONDecodeError:
@@ -110,9 +110,6 @@ class EmbeddingsEndpoint(Endpoint):
             served.stored = (
                 "fallback" if dispatched.fallback else self._kept(asked, places, result[1], dispatched.backend)
             )
-            usage = result[0].get("usage")
-            if isinstance(usage, dict) and isinstance(usage.get("prompt_tokens"), int):
-                served.answer = Answer({}, (), Usage(usage["prompt_tokens"], 0))
         self._avoided(served, asked, (place for place, body in enumerate(found) if body and known), request)
         served.headers += dispatched.settle(Told(None))  # which was told before; it says again what it cost
         served.backend, served.backend_kind, served.priced = dispatched.backend, dispatched.kind, dispatched.priced
@@ -130,8 +127,9 @@ class EmbeddingsEndpoint(Endpoint):
     def _avoided(self, served: Served, asked: embeddings.Batch, places: Iterable[int], request: Incoming) -> None:
         """What inputs that were known make unnecessary; guessed, since nobody told the tokens of one input."""
         served.priced = self._dispatch.priced(self._ask(request, b"", asked.fields))
-        size = sum(len(orjson.dumps(asked.inputs[place])) for place in places)
-        served.avoided = Usage(size // 4, 0) if size else None
+        inputs = [asked.inputs[place] for place in places]
+        tokens = sum(map(_tokens, inputs))
+        served.avoided = Usage(tokens, 0) if tokens else None
 
     async def _asked(
         self, asked: embeddings.Batch, request: Incoming, ticket: Ticket, raw: bytes
@@ -171,7 +169,12 @@ class EmbeddingsEndpoint(Endpoint):
         return served
 
 
-_USAGE = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
+def _tokens(one: Any) -> int:
+    """About how many an input has."""
+    return len(one) if isinstance(one, list) else max(1, len(str(one)) // 4)
+
+
+_USAGE = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,12})(?!\d)')
 
 
 def _usage(body: bytes) -> Usage | None:

@@ -106,7 +106,7 @@ class Endpoint(ABC):
         finally:
             if incoming is not None and incoming.ticket is not None:
                 self.door.admission.leave(incoming.ticket)
-            if watch.gone and served is None and not refused:
+            if served is None and not refused:  # the client left, or we are being stopped
                 served = Served(CLIENT_GONE, [], cache="none", started=started, tenant=tenant.name)
             if served is not None and incoming is not None:
                 self._account(served, incoming, watch.gone)
@@ -208,7 +208,8 @@ async def _send(served: Served, request_id: str, send: asgi.Send) -> None:
         served.complete = True
         return
     assert served.chunks is not None
-    async with aclosing(served.chunks) as chunks:
+    chunks, served.chunks = served.chunks, None  # they know it: a cycle would be the garbage collector's work
+    async with aclosing(chunks):
         async for chunk in chunks:
             if served.first is None:
                 await send(start())

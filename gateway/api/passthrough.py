@@ -7,6 +7,7 @@ or names such things is not for them unless their file says so, and their reques
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -33,6 +34,8 @@ _COMPUTES = re.compile(
     r"|tokenize|detokenize|images/(generations|edits|variations)|audio/(speech|transcriptions|translations))"
 )
 """Paths that compute, so that their model decides where they go."""
+TAIL = 4096
+"""Bytes at the end of an answer that are kept when the whole is not."""
 _NO_MODEL_NEEDED = frozenset({"/moderations", "/images/generations", "/images/edits", "/images/variations"})
 
 
@@ -57,7 +60,7 @@ class Passthrough(Endpoint):
             self._refuse_what_is_shared(request, path, computes)
         downgraded = False
         if computes:
-            request.body, downgraded = await self.door.admission.afford(tenant, request.body)
+            request.body, downgraded = await self.door.admission.afford(request)
         fields = _json(request.body) if computes else {}
         model = _model(request, fields) if computes else ""
         if tenant.key and computes:
@@ -110,7 +113,7 @@ def _refuse_unnamed(
 def _served(dispatched: Dispatched, told: bool) -> Served:
     """`told`: the answer may say what it took."""
     reply = dispatched.reply
-    head = [(name, value) for name, value in reply.headers if name not in (b"date", b"x-request-id")]
+    head = [(name, value) for name, value in dispatched.headers() if name not in (b"date", b"x-request-id")]
     head += [(b"x-hitherto-cache", b"bypass"), (b"x-hitherto-backend", dispatched.backend.encode())]
     if dispatched.prompt_cache:
         head.append((b"x-hitherto-prompt-cache", dispatched.prompt_cache.encode()))
@@ -127,7 +130,7 @@ class _Passing:
     def __init__(self, dispatched: Dispatched, served: Served, told: bool) -> None:
         self._dispatched, self._served, self._told = dispatched, served, told
         self._size = self._deltas = 0
-        self._whole = False
+        self._whole, self._tail = False, b""
         self._hidden = HiddenUsage() if dispatched.hides_usage else None
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
@@ -137,6 +140,7 @@ class _Passing:
             if reply.whole is not None and hidden is None:
                 self._size, self._whole = len(reply.whole), True
                 copy += reply.whole if self._told and len(reply.whole) <= COPY_LIMIT else b""
+                self._tail = reply.whole[-TAIL:]
                 self._note(bytes(copy))
                 self._served.headers += self._settle()
                 yield reply.whole
@@ -147,6 +151,8 @@ class _Passing:
                 kept = kept and len(copy) + len(chunk) <= COPY_LIMIT
                 if kept:
                     copy += chunk
+                else:
+                    self._tail = (self._tail + chunk)[-TAIL:]
                 if chunk := chunk if hidden is None else hidden.passed(chunk):
                     yield chunk
             self._whole = True
@@ -159,7 +165,7 @@ class _Passing:
 
     def _note(self, copy: bytes) -> None:
         """Keep what a body, or the beginning of one, says of its tokens."""
-        used = usage_in(copy) if copy else None
+        used = usage_in(copy) if copy else usage_at_the_end(self._tail)
         if (
             used is not None and not self._whole
         ):  # what a stream says of its answer at its beginning is not the end of it
@@ -212,6 +218,18 @@ def usage_in(body: bytes) -> Usage | None:
         if line.startswith(USAGE_COMMENT):
             told = usage.merged(told, _json(line[len(USAGE_COMMENT) :]))
     return usage.read(told)
+
+
+def usage_at_the_end(tail: bytes) -> Usage | None:
+    """What the last bytes of an answer that is too long to be kept say of its tokens."""
+    _, found, rest = tail.rpartition(b'"usage"')
+    if not found:
+        return None
+    try:
+        value, _ = json.JSONDecoder().raw_decode(rest.decode(errors="replace").lstrip(" \t\r\n:"))
+    except ValueError:
+        return None
+    return usage.read(value)
 
 
 def _told(value: dict[str, Any]) -> dict[str, Any]:

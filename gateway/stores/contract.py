@@ -303,11 +303,15 @@ class Audit:
     outcome: str = "done"
 
 
+class StoreAway(Exception):
+    """The store takes nothing just now; later it may."""
+
+
 class LedgerStore(Protocol):
     """Blocking calls, made from worker threads."""
 
     def add(self, rows: Sequence[Booking]) -> None:
-        """Book all or none, and bring the roll-ups up to date in the same transaction."""
+        """Book all or none, and bring the roll-ups up to date in the same transaction. Raises `StoreAway`."""
         ...
 
     def tidy(self, now: float) -> None:

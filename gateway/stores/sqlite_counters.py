@@ -162,7 +162,7 @@ class LocalCounters:
             rows = [(key, money.sending, money.ends) for key, money in self._money.items()]
             try:
                 known = await asyncio.to_thread(_exchanged, self._file, rows)
-            except sqlite3.Error as error:  # locked, full: it is counted all the same, and tried again
+            except Exception as error:  # locked, full: it is counted all the same, and tried again
                 log.error("what was spent could not be written: %s", error)
                 for money in self._money.values():
                     money.pending, money.sending = money.pending + money.sending, 0

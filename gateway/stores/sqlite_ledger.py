@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from gateway.stores.contract import Audit, Booking, Query
+from gateway.stores.contract import Audit, Booking, Query, StoreAway
 from gateway.stores.sqlite_file import nothing, opened
 
 SPANS = (60, 3600, 86400)
@@ -20,17 +22,79 @@ SPANS = (60, 3600, 86400)
 SCHEMA_VERSION = 1
 KEYS = ("tenant", "key", "model", "backend", "surface", "cache", "outcome")
 """What roll-ups are kept by."""
-SUMS = (
-    "requests", "parts", "prompt", "completion", "cached", "written", "device", "ram", "disk", "redis", "upstream",
-    "avoided_prompt", "avoided_completion", "cost", "lookup", "saved_exact", "saved_semantic", "saved_prefix",
-    "unpriced", "estimated", "seconds",
-)  # fmt: skip
-"""What is added up."""
-SOURCES = ("device", "ram", "disk", "redis", "upstream")
-_ROW = tuple(one.name for one in fields(Booking))
+_FIELDS = tuple(one.name for one in fields(Booking))
+_ROW = (*_FIELDS, "bucket")
+_ROW_PLACES = f"({', '.join('?' * len(_ROW))})"
+_AT_ONCE = (512, 64, 8, 1)
+"""Rows of one statement. Each statement lets go of the interpreter and waits to get it back, which takes milliseconds
+while the event loop is busy: a statement for each row would take seconds."""
+_START = "CAST(at AS INTEGER) / {0} * {0}"
+_OUTCOME = """CASE WHEN part <> 'answer' THEN part WHEN stored = 'interrupted' THEN 'failed' WHEN status < 400 THEN 'ok'
+WHEN status = 499 THEN 'gone' WHEN status < 500 THEN 'refused' ELSE 'failed' END"""
+"""What became of a request, in one word."""
+_KIND = (
+    "CASE WHEN cache IN ('exact', 'semantic', 'alias', 'stale') THEN 'hit' WHEN cached THEN 'prefix' ELSE 'miss' END"
+)
+"""What a time to the first byte is counted as."""
+_FIRST = "bucket IS NOT NULL AND part = 'answer' AND status = 200"
+_SEMANTIC = "cache IN ('semantic', 'alias')"
+_SOURCES = ("device", "ram", "disk", "redis", "upstream")
+_AMOUNTS: Mapping[str, str] = {
+    "requests": "part = 'answer'", "parts": "1",
+    **{name: name for name in ("prompt", "completion", "cached", "written")},
+    **{name: f"coalesce(json_extract(sources, '$.{name}'), 0)" for name in _SOURCES},
+    **{name: name for name in ("avoided_prompt", "avoided_completion")},
+    "cost": "coalesce(cost, 0)", "lookup": "lookup",
+    # What looking for similar questions takes is the semantic tier's, whether it found something or not.
+    "saved_exact": f"iif({_SEMANTIC}, 0, saved_answer + lookup)",
+    "saved_semantic": f"iif({_SEMANTIC}, saved_answer, -lookup)",
+    "saved_prefix": "saved_prefix", "unpriced": "cost IS NULL", "estimated": "estimated",
+    "seconds": "iif(part = 'answer', seconds, 0.0)",
+}  # fmt: skip
+"""How a row counts in each sum."""
+SUMS = tuple(_AMOUNTS)
+
+
+def _roll_ups() -> Iterator[str]:
+    """Statements that add up the rows after a number by minute, and add that to the sums of each span."""
+    keys = ", ".join(_OUTCOME if name == "outcome" else name for name in KEYS)
+    amounts = ", ".join(f"sum({amount})" for amount in _AMOUNTS.values())
+    places = ", ".join(str(number) for number in range(1, 2 + len(KEYS)))
+    adds = ", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS)
+    minute, number = _START.format(60), "number > :last"
+    yield "DELETE FROM temp.new_totals WHERE :last >= 0"
+    yield "DELETE FROM temp.new_latencies WHERE :last >= 0"
+    yield f"INSERT INTO temp.new_totals SELECT {minute}, {keys}, {amounts} FROM rows WHERE {number} GROUP BY {places}"
+    yield (
+        f"INSERT INTO temp.new_latencies SELECT {minute}, tenant, {_KIND}, bucket, count(*) FROM rows "
+        f"WHERE {number} AND {_FIRST} GROUP BY 1, 2, 3, 4"
+    )
+    rest = ", ".join((*KEYS, *SUMS))
+    for span in SPANS:
+        start = f"start / {span} * {span}"
+        yield (
+            f"INSERT INTO totals SELECT {span}, {start}, {rest} FROM temp.new_totals WHERE :last >= 0 "
+            f"ON CONFLICT DO UPDATE SET {adds}"
+        )
+        yield (
+            f"INSERT INTO latencies SELECT {span}, {start}, tenant, kind, bucket, count FROM temp.new_latencies "
+            "WHERE :last >= 0 ON CONFLICT DO UPDATE SET count = count + excluded.count"
+        )
+    yield (
+        f"INSERT INTO entries SELECT {_START.format(86400)}, tenant, entry, model, count(*), sum(saved_answer), "
+        f"max(at) FROM rows WHERE {number} AND {_FIRST} AND entry <> '' AND {_KIND} = 'hit' GROUP BY 1, 2, 3, 4 "
+        "ON CONFLICT DO UPDATE SET hits = hits + excluded.hits, saved = saved + excluded.saved, "
+        "last = max(last, excluded.last)"
+    )
+
+
+_ROLL_UPS = tuple(_roll_ups())
+_SCRATCH = f"""
+CREATE TEMP TABLE IF NOT EXISTS new_totals (start, {", ".join((*KEYS, *SUMS))});
+CREATE TEMP TABLE IF NOT EXISTS new_latencies (start, tenant, kind, bucket, count);
+"""
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS rows (number INTEGER PRIMARY KEY AUTOINCREMENT, {", ".join(_ROW)});
-CREATE INDEX IF NOT EXISTS rows_at ON rows (at);
 CREATE INDEX IF NOT EXISTS rows_tenant ON rows (tenant, number);
 CREATE INDEX IF NOT EXISTS rows_request ON rows (request);
 CREATE TABLE IF NOT EXISTS totals (
@@ -50,19 +114,8 @@ CREATE TABLE IF NOT EXISTS audits (
     number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL, actor TEXT, action TEXT, detail TEXT, outcome TEXT
 );
 """
-_INSERT = f"INSERT INTO rows ({', '.join(_ROW)}) VALUES ({', '.join('?' * len(_ROW))})"
-_ADD = (
-    f"INSERT INTO totals VALUES ({', '.join('?' * (2 + len(KEYS) + len(SUMS)))}) "
-    f"ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)}"
-)
-_ADD_LATENCY = (
-    "INSERT INTO latencies VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET count = count + excluded.count"
-)
-_ADD_ENTRY = (
-    "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-    "hits = hits + excluded.hits, saved = saved + excluded.saved, last = max(last, excluded.last)"
-)
 BUCKETS_PER_OCTAVE = 8
+"""Times are counted in intervals, eight to the doubling."""
 _TIDY_ROWS = 20_000
 
 
@@ -76,13 +129,28 @@ class SQLiteLedger:
         self._path, self._local = path, threading.local()
 
     def add(self, rows: Sequence[Booking]) -> None:
-        totals, latencies, entries = _added_up(rows)
-        with self._write_lock, self._writer:
-            self._writer.execute("BEGIN IMMEDIATE")
-            self._writer.executemany(_INSERT, map(_values, rows))
-            self._writer.executemany(_ADD, totals)
-            self._writer.executemany(_ADD_LATENCY, latencies)
-            self._writer.executemany(_ADD_ENTRY, entries)
+        values = list(map(_values, rows))
+        try:
+            with self._write_lock:
+                self._writer.execute("BEGIN IMMEDIATE")
+                try:
+                    self._add(values)
+                    self._writer.execute("COMMIT")
+                except BaseException:
+                    self._writer.execute("ROLLBACK")
+                    raise
+        except sqlite3.OperationalError as error:  # locked, full
+            raise StoreAway(str(error)) from error
+
+    def _add(self, values: Sequence[Sequence[Any]]) -> None:
+        last, done = self._writer.execute("SELECT coalesce(max(number), 0) FROM rows").fetchone()[0], 0
+        while done < len(values):
+            size = next(size for size in _AT_ONCE if size <= len(values) - done)
+            statement = f"INSERT INTO rows ({', '.join(_ROW)}) VALUES {', '.join([_ROW_PLACES] * size)}"
+            self._writer.execute(statement, tuple(chain.from_iterable(values[done : done + size])))
+            done += size
+        for statement in _ROLL_UPS:
+            self._writer.execute(statement, {"last": last})
 
     def tidy(self, now: float) -> None:
         ages = dict(zip(SPANS, (self._keep["minutes"], self._keep["hours"], self._keep["days"]), strict=True))
@@ -92,7 +160,9 @@ class SQLiteLedger:
         self._delete("DELETE FROM entries WHERE start < ?", now - self._keep["hours"])
         gone = _TIDY_ROWS
         while gone == _TIDY_ROWS:  # in pieces: whoever writes must not wait for long
-            chosen = f"SELECT number FROM rows WHERE at < ? ORDER BY at LIMIT {_TIDY_ROWS}"
+            # They are numbered about as they came, and an index of times would cost every row.
+            oldest = f"(SELECT number, at FROM rows ORDER BY number LIMIT {_TIDY_ROWS})"
+            chosen = f"SELECT number FROM {oldest} WHERE at < ?"
             gone = self._delete(f"DELETE FROM rows WHERE number IN ({chosen})", now - self._keep["rows"])
 
     def totals(self, query: Query) -> list[dict[str, Any]]:
@@ -189,85 +259,27 @@ def _prepare(connection: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError(f"its layout is version {version}, and this release knows {SCHEMA_VERSION}")
     if version == 0:
         connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute("PRAGMA cache_size = -32768")
+    connection.executescript(_SCRATCH)
 
 
-def _values(row: Booking) -> tuple[Any, ...]:
-    values = [getattr(row, name) for name in _ROW]
-    values[_SOURCES_AT] = orjson.dumps(row.sources).decode() if row.sources else ""
-    values[_TAGS_AT] = orjson.dumps(row.tags).decode() if row.tags else ""
-    return tuple(values)
-
-
+_fields = attrgetter(*_FIELDS)
 _SOURCES_AT, _TAGS_AT = _ROW.index("sources"), _ROW.index("tags")
+
+
+def _values(row: Booking) -> list[Any]:
+    values = list(_fields(row))
+    values[_SOURCES_AT] = orjson.dumps(row.sources).decode() if row.sources else None
+    values[_TAGS_AT] = orjson.dumps(row.tags).decode() if row.tags else None
+    values.append(None if row.ttft is None else math.floor(math.log2(max(row.ttft, 1e-6)) * BUCKETS_PER_OCTAVE))
+    return values
 
 
 def _readable(row: dict[str, Any]) -> dict[str, Any]:
     sources = orjson.loads(row["sources"]) if row["sources"] else {}
     tags = orjson.loads(row["tags"]) if row["tags"] else []
     return {**row, "sources": sources, "tags": tags, "stream": bool(row["stream"]), "estimated": bool(row["estimated"])}
-
-
-def outcome(row: Booking) -> str:
-    """What became of a request, in one word."""
-    if row.part != "answer":
-        return row.part
-    if row.status < 400:
-        return "ok"
-    return "gone" if row.status == 499 else "refused" if row.status < 500 else "failed"
-
-
-def kind(row: Booking) -> str:
-    """What a time to the first byte is counted as; empty: not at all."""
-    if row.ttft is None or row.part != "answer" or row.status != 200:
-        return ""
-    if row.cache in ("exact", "semantic", "alias", "stale"):
-        return "hit"
-    return "prefix" if row.cached else "miss"
-
-
-def _added_up(rows: Iterable[Booking]) -> tuple[list[Any], list[Any], list[Any]]:
-    """What rows add up to, for each of the three tables of sums."""
-    totals: dict[tuple[Any, ...], list[Any]] = {}
-    latencies: dict[tuple[Any, ...], int] = {}
-    entries: dict[tuple[Any, ...], list[Any]] = {}
-    for row in rows:
-        minute = int(row.at) // 60 * 60
-        group = (minute, row.tenant, row.key, row.model, row.backend, row.surface, row.cache, outcome(row))
-        sums = totals.get(group)
-        amounts = _amounts(row)
-        totals[group] = amounts if sums is None else [a + b for a, b in zip(sums, amounts, strict=True)]
-        if (found := kind(row)) and row.ttft is not None:
-            spot = minute, row.tenant, found, bucket(row.ttft)
-            latencies[spot] = latencies.get(spot, 0) + 1
-        if found == "hit" and row.entry:
-            entry = entries.setdefault((int(row.at) // 86400 * 86400, row.tenant, row.entry, row.model), [0, 0, row.at])
-            entry[0] += 1
-            entry[1] += row.saved_answer
-            entry[2] = max(entry[2], row.at)
-    return (
-        [(span, start // span * span, *rest, *sums) for (start, *rest), sums in totals.items() for span in SPANS],
-        [(span, start // span * span, *rest, count) for (start, *rest), count in latencies.items() for span in SPANS],
-        [(*key, *values) for key, values in entries.items()],
-    )
-
-
-def _amounts(row: Booking) -> list[Any]:
-    """In the order of `SUMS`."""
-    semantic = row.cache in ("semantic", "alias")
-    return [
-        int(row.part == "answer"), 1, row.prompt, row.completion, row.cached, row.written,
-        *(row.sources.get(name, 0) for name in SOURCES),
-        row.avoided_prompt, row.avoided_completion, row.cost or 0, row.lookup,
-        # What looking for similar questions takes is the semantic tier's, whether it found something or not.
-        0 if semantic else row.saved_answer + row.lookup, row.saved_answer if semantic else -row.lookup,
-        row.saved_prefix,
-        int(row.cost is None), int(row.estimated), row.seconds if row.part == "answer" else 0.0,
-    ]  # fmt: skip
-
-
-def bucket(seconds: float) -> int:
-    """The number of the interval, of eight to the doubling, that a time is counted in."""
-    return math.floor(math.log2(max(seconds, 1e-6)) * BUCKETS_PER_OCTAVE)
 
 
 def _quantiles(found: Sequence[tuple[int, int]]) -> dict[str, float]:

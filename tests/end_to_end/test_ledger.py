@@ -17,6 +17,7 @@ from typing import Any
 import anthropic
 import httpx
 import openai
+import orjson
 import pytest
 
 from backends.fake import FakeServer, Script
@@ -312,6 +313,69 @@ def test_prices_tenants_breakers_and_the_audit_on_the_command_line(gateway: Gate
     made = command(gateway, "keys", "new", "acme", "--config", str(gateway.folder / "keys.yaml"))
     assert made.returncode == 2, "that file is not there"
     assert "/admin/reload" in command(gateway, "audit", "--url", gateway.url).stdout
+
+
+SSE = (("content-type", "text/event-stream"),)
+
+
+def test_a_buffered_stream_stays_whole(gateway: Gateway, upstream: FakeServer, fresh: None) -> None:
+    """Some proxies send a stream with its length, which is another one without the usage."""
+    text = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}],"usage":null}\n\n'
+    told = (
+        b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":1,"total_tokens":6}}\n\ndata: [DONE]\n\n'
+    )
+    upstream.app.script = Script(raw=text + told, headers=(*SSE, ("etag", '"x"')))
+    reply = gateway.chat("with a length", of("acme"), stream=True)
+    assert reply.text.count("data:") == 2 and "usage" not in reply.text and "etag" not in reply.headers
+    assert row_of(gateway, reply)["prompt"] == 5
+
+
+def test_a_stream_that_begins_with_an_error_costs_nothing(gateway: Gateway, upstream: FakeServer, fresh: None) -> None:
+    upstream.app.script = Script(raw=b'data: {"error":{"message":"overloaded","type":"x"}}\n\n', headers=SSE)
+    reply = gateway.chat("an error at once", of("acme"), stream=True)
+    row = row_of(gateway, reply)
+    assert (row["prompt"], row["completion"]) == (0, 0) and row["cost"] == row["lookup"]
+
+
+def test_pictures_are_not_counted_by_their_size(gateway: Gateway, upstream: FakeServer, fresh: None) -> None:
+    usage = b'"usage":{"input_tokens":50,"output_tokens":4160,"total_tokens":4210}}'
+    for size, prompt in ((100, 50), (5 << 20, 50)):
+        raw = b'{"created":1,"data":[{"b64_json":"' + b"A" * size + b'"}],' + usage
+        upstream.app.script = Script(raw=raw, headers=(("content-type", "application/json"),))
+        reply = gateway.client.post(
+            "/v1/images/generations", json={"model": "m", "prompt": "a lake"}, headers=of("globex")
+        )
+        row = row_of(gateway, reply)
+        assert (row["prompt"], row["completion"], row["estimated"]) == (prompt, 4160, False), size
+    upstream.app.script = Script(raw=raw.replace(b"usage", b"other"), headers=(("content-type", "application/json"),))
+    reply = gateway.client.post("/v1/images/generations", json={"model": "m", "prompt": "x"}, headers=of("globex"))
+    assert row_of(gateway, reply)["completion"] == 0
+
+
+def test_more_cached_than_asked_and_a_lost_try(gateway: Gateway, upstream: FakeServer, fresh: None) -> None:
+    details = {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 99}}
+    answer = {"object": "chat.completion", "choices": [], "usage": details}
+    upstream.app.scripts = [Script(text="x", cut_after=0), Script(raw=orjson.dumps(answer))]
+    reply = gateway.chat("odd cache", of("acme"))
+    assert reply.status_code == 200
+    row = row_of(gateway, reply)
+    assert (row["prompt"], row["cached"]) == (3, 3)
+    lost = rows(gateway, request=reply.headers["x-request-id"], part="attempt")
+    assert [(one["prompt"], one["cached"], one["reason"]) for one in lost] == [(3, 3, "interrupted")]
+
+
+def test_an_embedding_of_absurd_size_stops_no_booking(gateway: Gateway, upstream: FakeServer, fresh: None) -> None:
+    data = b'"data":[{"object":"embedding","index":0,"embedding":[1]}]'
+    for digits in (b"9" * 20, b"9" * 5000):
+        upstream.app.script = Script(raw=b'{"object":"list",' + data + b',"usage":{"prompt_tokens":' + digits + b"}}")
+        body = {"model": "m", "input": f"text {len(digits)}"}
+        reply = gateway.client.post("/v1/embeddings", json=body, headers=of("acme"))
+        assert reply.status_code == 200 and row_of(gateway, reply)["prompt"] < 1000
+
+
+def test_long_names_are_cut(gateway: Gateway, fresh: None) -> None:
+    reply = gateway.chat("x", of("acme"), model="m" * 10_000)
+    assert reply.status_code == 404 and len(row_of(gateway, reply)["asked"]) == 200
 
 
 def test_odd_numbers_from_a_provider_do_no_harm(gateway: Gateway, upstream: FakeServer, fresh: None) -> None:

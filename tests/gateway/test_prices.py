@@ -113,3 +113,19 @@ def test_what_a_model_costs_is_told() -> None:
     told = own.told("m", "openai", "")
     assert told is not None and (told["input"], told["output"], told["cached"], told["own"]) == (10, 100, None, True)
     assert own.told("no-such-model-at-all", "openai", "") is None
+
+
+def test_what_is_not_paid_by_the_token_is_not_free() -> None:
+    prices = Prices({})
+    for model in ("whisper-1", "tts-1"):
+        assert prices.cost(model, "openai", OPENAI, Usage(100, 100)) is None, model
+    sonar = prices.cost("sonar", "openai", "https://api.perplexity.ai", Usage(100, 100))
+    assert sonar is not None and sonar > Decimal("0.001"), "each request has a price of its own"
+
+
+def test_a_new_price_holds_from_midnight(monkeypatch: pytest.MonkeyPatch) -> None:
+    prices = Prices({"m": own("1 USD/M")})
+    night = 1_796_083_190.0  # ten seconds before midnight UTC
+    monkeypatch.setattr("gateway.prices.time.time", lambda: night)
+    prices.price("m", "openai", "")
+    assert prices._known["m", "openai", ""][0] == 1_796_083_200.0
