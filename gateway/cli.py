@@ -213,7 +213,8 @@ def reload(url: UrlOption = GATEWAY) -> None:
 
 @app.command()
 def audit(
-    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 50, url: UrlOption = GATEWAY
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many, newest first.")] = 50,
+    url: UrlOption = GATEWAY,
 ) -> None:
     """Say who changed what."""
     from gateway import reports
@@ -327,6 +328,7 @@ def judge(
         print(f"{'all':24} {'unlabelled':10} {sum(v.served for v in verdicts):8} {len(verdicts):8}")
 
 
+DataOption = Annotated[Path | None, typer.Option(help="The gateway's data folder, which has the audit log.")]
 keys_app = typer.Typer(no_args_is_help=True, help="Make, list and revoke the keys of tenants.")
 app.add_typer(keys_app, name="keys")
 
@@ -337,13 +339,14 @@ def new_key(
     name: Annotated[str, typer.Option(help="What it is for.")] = "",
     expires: Annotated[str | None, typer.Option(help="How long it is good, like 90d.")] = None,
     config_file: ConfigOption = None,
+    data: DataOption = None,
 ) -> None:
     """Make a key. It is shown once and kept only as a hash."""
     from backends.protocol import parse_duration
     from gateway import keys
 
     lifetime = parse_duration(expires) if expires is not None else None
-    key, path = keys.new(load_settings(config_file, None), tenant, name, lifetime)  # type: ignore[arg-type]
+    key, path = keys.new(load_settings(config_file, None, data), tenant, name, lifetime)  # type: ignore[arg-type]
     typer.echo(key)
     typer.echo(f"its hash is in {path}; the key itself is not kept anywhere", err=True)
 
@@ -360,17 +363,21 @@ def list_keys(config_file: ConfigOption = None) -> None:
 
 @keys_app.command("revoke")
 def revoke_key(
-    key_id: Annotated[str, typer.Argument(help="The beginning of its id.")], config_file: ConfigOption = None
+    key_id: Annotated[str, typer.Argument(help="The beginning of its id.")],
+    config_file: ConfigOption = None,
+    data: DataOption = None,
 ) -> None:
     """Take a key out of its tenant's file; a running gateway refuses it within a moment."""
     from gateway import keys
 
-    tenant, path = keys.revoke(load_settings(config_file, None), key_id)
+    tenant, path = keys.revoke(load_settings(config_file, None, data), key_id)
     typer.echo(f"{tenant}: the key is revoked ({path})")
 
 
-def load_settings(file: Path | None, upstream: str | None) -> Settings:
-    """Settings for a command. Raises `ConfigError`."""
+def load_settings(file: Path | None, upstream: str | None, data: Path | None = None) -> Settings:
+    """Settings for a command, with another data folder. Raises `ConfigError`."""
+    if data is not None:
+        return load_settings(file, upstream).model_copy(update={"data": data.expanduser()})
     if upstream is not None:
         return config.transparent_settings(upstream)
     if file is None and Path("hitherto.yaml").is_file():

@@ -151,11 +151,11 @@ def _write(settings: Settings, path: Path, document: Any) -> None:
 
 def _note(settings: Settings, action: str, detail: str) -> None:
     """Keep in the audit log of the gateway's data folder what was done; without a ledger there is none."""
-    if not settings.ledger:
+    path = settings.data / "ledger.sqlite"
+    if not settings.ledger or not path.exists():  # made here it might be somebody's whom the gateway is not
         return
-    settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        store = SQLiteLedger(settings.data / "ledger.sqlite", settings.ledger.keep())
+        store = SQLiteLedger(path, settings.ledger.keep())
         store.note(Audit(time.time(), f"{getpass.getuser()} at the command line", action, detail))
         store.close()
     except Exception as error:  # what is done is done

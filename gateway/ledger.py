@@ -13,7 +13,7 @@ from pydantic import Field
 
 from backends.protocol import Duration, Section
 from gateway.metrics import Metrics
-from gateway.stores.contract import Audit, Booking, LedgerStore, Query, StoreAway
+from gateway.stores.contract import WEEK, Audit, Booking, LedgerStore, Query, StoreAway
 
 log = logging.getLogger("hitherto.ledger")
 _audit_log = logging.getLogger("hitherto.audit")
@@ -121,7 +121,10 @@ class Ledger:
     def _flush(self) -> bool:
         """In the writer's thread: write what waits, all or nothing."""
         assert self.store is not None
-        while rows := self._waiting[:AT_ONCE]:
+        left = len(self._waiting)  # what comes meanwhile is written with others, not one by one
+        while left > 0:
+            rows = self._waiting[: min(left, AT_ONCE)]
+            left -= len(rows)
             try:
                 self.store.add(rows)
             except StoreAway:
@@ -161,7 +164,7 @@ def span_of(start: float, end: float, now: float, keep: LedgerConfig) -> int:
     for span, most, kept in ((60, 4 * 3600.0, keep.minutes), (3600, 8 * DAY, keep.hours)):
         if end - start <= most and start >= now - kept:
             return span
-    return 86400
+    return 86400 if end - start <= 100 * DAY else WEEK
 
 
 __all__ = ["Booking", "Ledger", "LedgerConfig", "Query", "span_of"]

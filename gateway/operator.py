@@ -49,4 +49,7 @@ def _words(reply: httpx.Response) -> str:
     error = said.get("error") if isinstance(said, dict) else None
     if isinstance(error, dict):
         return str(error.get("message", ""))
-    return str(said.get("detail", "")) if isinstance(said, dict) else ""
+    detail = said.get("detail", "") if isinstance(said, dict) else ""
+    if isinstance(detail, list):  # of what is wrong with a question
+        return "; ".join(f"{'.'.join(map(str, one.get('loc', [])[1:]))}: {one.get('msg', '')}" for one in detail)
+    return str(detail)

@@ -134,6 +134,7 @@ class Pipeline:
         if key in self._refreshing or self._sharing.is_under_way(flying.key):
             return
         flying.lookup = Lookup("miss", "revalidate")
+        flying.ticket = replace(flying.ticket, bills=[], told=True, refreshes=True)
         flying.question = replace(flying.question, controls=replace(flying.question.controls, no_cache=True))
 
         async def fetch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,25 +12,30 @@ from urllib.parse import urlencode
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from backends.protocol import parse_duration
 from gateway.operator import ask, text_of
 from gateway.settings_file import ConfigError
 
 TIMEOUT = 60.0
-_DAY = 86400.0
+_KEY = {"time": "start"}
 
 
 def report(url: str, by: str, since: str, until: str | None, tenant: str, form: str) -> None:
     """Print what was spent and saved, by group. Raises `ConfigError`."""
     start, end = _moment(since), None if until is None else _moment(until)
-    asked = {"from": start, "to": end, "by": by, "tenant": tenant}
+    # Hours are kept for two months: the finer the steps, the nearer to what was asked for.
+    recent = time.time() - start < 59 * 86400 and "time" not in by
+    asked = {"from": start, "to": end, "by": by, "tenant": tenant, "step": 3600 if recent else None}
     told = {name: value for name, value in asked.items() if value is not None and value != ""}
     path = f"/dashboard/api/totals?{urlencode(told)}"
     if form == "csv":
         print(text_of(url, f"{path}&format=csv", TIMEOUT), end="")
         return
     answer = ask("GET", url, path, TIMEOUT)
+    if not isinstance(answer, dict) or "rows" not in answer:
+        raise ConfigError(f"what answers at {url} is no Hitherto gateway")
     if form == "json":
         print(json.dumps(answer, indent=1))
         return
@@ -40,9 +46,10 @@ def report(url: str, by: str, since: str, until: str | None, tenant: str, form: 
     hits = _hits(url, told, names)
     for row in sorted(rows, key=lambda row: row["start"] if "time" in names else -row["cold"]):
         saved, group = row["cold"] - row["cost"], [_name(row, name) for name in names]
-        found = hits.get(tuple(group), 0)
+        found = None if hits is None else hits.get(tuple(row[_KEY.get(name, name)] for name in names), 0)
         table.add_row(
-            *group, f"{row['requests']:,}", _share(found, row["requests"]), usd(row["cost"]), usd(saved),
+            *group, f"{row['requests']:,}",
+            "" if found is None else _share(found, row["requests"]), usd(row["cost"]), usd(saved),
             _share(saved, row["cold"]), usd(row["cold"]), f"{row['prompt'] + row['completion']:,}",
             f"{row['avoided_prompt'] + row['avoided_completion']:,}",
         )  # fmt: skip
@@ -57,15 +64,15 @@ def report(url: str, by: str, since: str, until: str | None, tenant: str, form: 
         console.print(f"{unpriced:,} rows have no price; give their models one under prices: in hitherto.yaml")
 
 
-def _hits(url: str, told: dict[str, Any], names: Sequence[str]) -> dict[tuple[str, ...], int]:
-    """Requests that got a stored answer, by group."""
+def _hits(url: str, told: dict[str, Any], names: Sequence[str]) -> dict[tuple[Any, ...], int] | None:
+    """Requests that got a stored answer, by group; None where the group says it."""
     if "cache" in names:
-        return {}
+        return None
     by = ",".join([*names, "cache"])
-    found: dict[tuple[str, ...], int] = {}
+    found: dict[tuple[Any, ...], int] = {}
     for row in ask("GET", url, f"/dashboard/api/totals?{urlencode({**told, 'by': by})}", TIMEOUT)["rows"]:
         if row["cache"] in ("exact", "semantic", "alias", "stale"):
-            group = tuple(_name(row, name) for name in names)
+            group = tuple(row[_KEY.get(name, name)] for name in names)
             found[group] = found.get(group, 0) + row["requests"]
     return found
 
@@ -96,7 +103,7 @@ def tenants(url: str) -> None:
         table.add_row(one["tenant"], keys, ", ".join(one["models"]), budget or "–", one["file"])
     Console().print(table)
     for text in told["wrong"].values():
-        Console(stderr=True).print(f"not in force: {text}", style="red")
+        print(f"not in force: {text}", file=sys.stderr)
 
 
 def breakers(url: str) -> None:
@@ -144,9 +151,16 @@ def _name(row: dict[str, Any], name: str) -> str:
     return str(row[name]) or "none"
 
 
-def _table(names: Sequence[str], texts: int) -> Table:
+class _Table(Table):
+    """One whose cells are text, never markup, and never speak to the terminal: callers choose what some say."""
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        super().add_row(*(Text("".join(c if c.isprintable() else "�" for c in cell)) for cell in cells), **options)
+
+
+def _table(names: Sequence[str], texts: int) -> _Table:
     """An empty one; the first `texts` columns are text, the others numbers."""
-    table = Table(header_style="bold")
+    table = _Table(header_style="bold")
     for place, name in enumerate(names):
         table.add_column(name, justify="left" if place < texts else "right", overflow="fold")
     return table

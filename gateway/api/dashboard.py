@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import gzip
 import hashlib
@@ -9,11 +10,12 @@ import io
 import mimetypes
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,7 +24,7 @@ from gateway.dashboard.why import why
 from gateway.ledger import DAY, Ledger, LedgerConfig, span_of
 from gateway.overview import Views
 from gateway.stores import contract
-from gateway.stores.sqlite_ledger import KEYS
+from gateway.stores.sqlite_ledger import GROUPS_MOST, KEYS, SPANS
 
 GROUPS = (*KEYS, "time")
 MOST_ROWS = 10_000
@@ -32,6 +34,7 @@ _POLICY = (
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """Only what this gateway serves; Plotly writes style elements."""
+_FRESH = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 _HEADERS = {
     "cache-control": "no-cache",
     "content-security-policy": _POLICY,
@@ -58,13 +61,13 @@ def _asked(
     tenant: str = "",
     step: int | None = None,
 ) -> Asked:
-    """`from` and `to`, or the `last` seconds; `step`: 60, 3600 or 86400, else as fine as makes sense."""
+    """`from` and `to`, or the `last` seconds; `step`: seconds (60, 3600, 86400, a week), else as fine as makes sense."""
     end = time.time() if to is None else to
     start = end - last if since is None else since
     if start >= end:
         raise HTTPException(422, "from must be before to")
-    if step not in (None, 60, 3600, 86400):
-        raise HTTPException(422, "step is 60, 3600 or 86400")
+    if step is not None and step not in SPANS:
+        raise HTTPException(422, f"step is one of {', '.join(map(str, SPANS))}")
     return Asked(start, end, step, _viewer(request).of(tenant))
 
 
@@ -96,13 +99,13 @@ def page() -> APIRouter:
 
     @api.get("/dashboard")
     async def index(request: Request) -> Response:
-        return _file("index.html", request)
+        return await _file("index.html", request)
 
     @api.get("/dashboard/static/{name}")
     async def static(name: str, request: Request) -> Response:
         if name != "plotly.min.js" and name not in _PAGE:
             raise HTTPException(404, "there is no such file")
-        return _file(name, request)
+        return await _file(name, request)
 
     return api
 
@@ -138,26 +141,27 @@ class Figures:
         """Sums of requests, tokens and money; `by`: names to group by, with commas between."""
         names = list(dict.fromkeys(name for name in by.split(",") if name))
         query = self._query(part, names)
-        rows = [_dollars(row) for row in await self._read("totals", query) if row["requests"] is not None]
+        found = await self._read("totals", query)
+        if len(found) > GROUPS_MOST:
+            raise HTTPException(422, f"these are more than {GROUPS_MOST:,} groups; choose a tenant or a shorter range")
+        rows = [_dollars(row) for row in found if row["requests"] is not None]
         if format == "csv":
-            return _csv(rows, f"hitherto-{'-'.join(names) or 'totals'}.csv")
-        return {**_about(query), "rows": rows}
+            return await _csv(rows, f"hitherto-{'-'.join(names) or 'totals'}.csv")
+        return await _json({**_about(query), "rows": rows})
 
-    async def quantiles(
-        self, part: Range, by: Annotated[str, Query(pattern="^(time|tenant)?$")] = ""
-    ) -> dict[str, Any]:
+    async def quantiles(self, part: Range, by: Annotated[str, Query(pattern="^(time|tenant)?$")] = "") -> Response:
         """Seconds to the first byte (p50, p95) of stored answers, of answers with a cached prefix, and of others."""
         query = self._query(part, [by] if by else [])
-        return {**_about(query), "rows": await self._read("quantiles", query)}
+        return await _json({**_about(query), "rows": await self._read("quantiles", query)})
 
-    async def entries(self, part: Range, limit: Annotated[int, Query(ge=1, le=100)] = 10) -> dict[str, Any]:
+    async def entries(self, part: Range, limit: Annotated[int, Query(ge=1, le=100)] = 10) -> Response:
         """The stored answers that saved most."""
-        query = self._query(part)
+        query = replace(self._query(part), span=86400)  # what an answer saved is kept by day
         rows = await self._read("entries", query, limit)
         for row in rows:
             row["saved"] /= 1e9
             row["question"] = await self._views.question(row["entry"], row["tenant"])
-        return {**_about(query), "rows": rows}
+        return await _json({**_about(query), "rows": rows})
 
     async def requests(
         self, which: Annotated[Which, Query()], request: Request,
@@ -169,7 +173,7 @@ class Figures:
         tenant = _viewer(request).of(which.tenant)
         found = await self._read("rows", tenant, which.before, which.after, which.limit, conditions)
         rows = [_row(row) for row in found]
-        return _csv(rows, "hitherto-requests.csv") if which.format == "csv" else {"rows": rows}
+        return await _csv(rows, "hitherto-requests.csv") if which.format == "csv" else await _json({"rows": rows})
 
     async def request(self, number: Annotated[int, Path(ge=0, le=2**62)], request: Request) -> dict[str, Any]:
         """A row, why it hit or missed, and what else belongs to its request."""
@@ -216,14 +220,16 @@ def _viewer(request: Request) -> Viewer:
 
 def _about(query: contract.Query) -> dict[str, Any]:
     """With the first moment that is in it: whole steps are summed up."""
-    return {"from": int(query.start) // query.span * query.span, "to": query.end, "step": query.span}
+    span = query.span
+    last = contract.floored(query.end - 1e-6, span) + span
+    return {"from": contract.floored(query.start, span), "to": min(time.time(), last), "step": span}
 
 
 def _dollars(row: dict[str, Any]) -> dict[str, Any]:
     """Money as dollars, and what all of it would have cost cold."""
-    money = ("cost", "lookup", "saved_exact", "saved_semantic", "saved_prefix")
+    money = ("cost", "lookup", "saved_exact", "saved_semantic", "saved_prefix", "extra")
     cold = row["cost"] + row["saved_exact"] + row["saved_semantic"] + row["saved_prefix"]
-    return {**row, **{name: row[name] / 1e9 for name in money}, "cold": cold / 1e9}
+    return {**row, **{name: row[name] / 1e9 for name in money}, "cold": (cold - row["extra"]) / 1e9}
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
@@ -231,14 +237,22 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, **{name: None if row[name] is None else row[name] / 1e9 for name in money}}
 
 
-def _csv(rows: Sequence[dict[str, Any]], name: str) -> Response:
-    text = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(text, list(rows[0]))
-        writer.writeheader()
-        writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
-    head = {"content-disposition": f'attachment; filename="{name}"'}
-    return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=head)
+async def _csv(rows: Sequence[dict[str, Any]], name: str) -> Response:
+    def written() -> str:
+        text = io.StringIO()
+        if rows:
+            writer = csv.DictWriter(text, list(rows[0]))
+            writer.writeheader()
+            writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+        return text.getvalue()
+
+    head = {"content-disposition": f'attachment; filename="{name}"', **_FRESH}
+    return Response(await asyncio.to_thread(written), media_type="text/csv; charset=utf-8", headers=head)
+
+
+async def _json(value: object) -> Response:
+    """Written beside the event loop: thousands of rows take a while."""
+    return Response(await asyncio.to_thread(orjson.dumps, value), media_type="application/json", headers=_FRESH)
 
 
 def _cell(value: Any) -> Any:
@@ -246,8 +260,8 @@ def _cell(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
-def _file(name: str, request: Request) -> Response:
-    body, packed, mark = _content(name)
+async def _file(name: str, request: Request) -> Response:
+    body, packed, mark = await asyncio.to_thread(_content, name)
     headers = {"etag": mark, "vary": "accept-encoding", **_HEADERS}
     if request.headers.get("if-none-match") == mark:
         return Response(status_code=304, headers=headers)

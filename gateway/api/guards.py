@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -9,16 +10,21 @@ from urllib.parse import urlsplit
 
 import orjson
 from fastapi import HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from gateway.api.auth import AdminKey, Auth, OpenAuth, shown_key
 from gateway.config import is_loopback
 from gateway.errors import UnknownKey
 
+log = logging.getLogger("hitherto.audit")
+
 NEEDED = "this needs the admin key, as Authorization: Bearer or x-api-key"
+_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
+"""What a proxy adds that passes others' requests on."""
 _DETAIL = 500
-_PRIVATE = frozenset({"request", "question", "headers"})
-"""Fields of what operators send that may hold what clients said."""
+_TOLD = frozenset({"entry", "tag", "model", "tenant", "older_than", "all", "dry_run"})
+"""Fields of what operators send that hold nothing of what clients said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,8 @@ def _not_from_another_page(request: Request) -> None:
     A name that an attacker has pointed at 127.0.0.1 would be the same origin to the browser, so the name counts, too.
     """
     headers, host = request.headers, request.headers.get("host", "")
+    if any(name in headers for name in _FORWARDED):
+        raise HTTPException(401, f"{NEEDED}: behind a proxy anybody may ask, so set admin.key")
     origin = headers.get("origin")
     elsewhere = origin is not None and urlsplit(origin).netloc != host
     if elsewhere or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
@@ -115,10 +123,17 @@ def audited(note: Note) -> type[APIRoute]:
                     return response
                 except HTTPException as error:
                     outcome = f"refused ({error.status_code})"
+                    if error.status_code in (401, 403):  # somebody else's try, who may try as often as he likes
+                        log.warning("%s: %s", request.url.path, error.detail)
+                        outcome = ""
+                    raise
+                except RequestValidationError:
+                    outcome = "refused (422)"
                     raise
                 finally:
-                    address = request.client.host if request.client else "a socket"
-                    await note(f"admin at {address}", request.url.path, await _detail(request), outcome)
+                    if outcome:
+                        address = request.client.host if request.client else "a socket"
+                        await note(f"admin at {address}", request.url.path, await _detail(request), outcome)
 
             return noted
 
@@ -133,5 +148,5 @@ async def _detail(request: Request) -> str:
         return ""
     if not isinstance(asked, dict):
         return ""
-    told = {name: "…" if name in _PRIVATE and value else value for name, value in asked.items() if value}
+    told = {name: value for name, value in asked.items() if name in _TOLD and value}
     return orjson.dumps(told, default=str).decode()[:_DETAIL] if told else ""

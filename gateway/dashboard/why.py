@@ -60,7 +60,8 @@ _REASONS = {
     "abandoned": "Nobody waited for this try any more: another was faster, or the client had left.",
     "interrupted": "This try broke off before its first byte.",
     "again": "The backend's first answer could not be used, and it was asked once more.",
-    "background": "This ended after its request: the client had left, or a stale answer was refreshed.",
+    "background": "This ended after its request, whose client had left while others waited for the same answer.",
+    "refresh": "A stale answer was served, and this fresh one was computed behind it.",
 }
 _GUARDS = {
     "numbers": "numbers differ", "verbatim": "quoted text or code differs", "calendar": "dates or times differ",

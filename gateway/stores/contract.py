@@ -303,6 +303,17 @@ class Audit:
     outcome: str = "done"
 
 
+WEEK = 7 * 86400
+MONDAY = 3 * 86400
+"""The epoch began on a Thursday."""
+
+
+def floored(at: float, span: int) -> int:
+    """When the step of `span` seconds began that a time is in; weeks begin on Mondays, all in UTC."""
+    shift = MONDAY if span == WEEK else 0
+    return (int(at) + shift) // span * span - shift
+
+
 class StoreAway(Exception):
     """The store takes nothing just now; later it may."""
 

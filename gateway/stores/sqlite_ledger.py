@@ -6,7 +6,7 @@ import math
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -14,11 +14,11 @@ from typing import Any
 
 import orjson
 
-from gateway.stores.contract import Audit, Booking, Query, StoreAway
+from gateway.stores.contract import MONDAY, WEEK, Audit, Booking, Query, StoreAway, floored
 from gateway.stores.sqlite_file import nothing, opened
 
-SPANS = (60, 3600, 86400)
-"""Seconds of a minute, an hour and a day, by which rows are added up."""
+SPANS = (60, 3600, 86400, WEEK)
+"""Seconds of a minute, an hour, a day and a week, by which rows are added up."""
 SCHEMA_VERSION = 1
 KEYS = ("tenant", "key", "model", "backend", "surface", "cache", "outcome")
 """What roll-ups are kept by."""
@@ -37,6 +37,7 @@ _KIND = (
 )
 """What a time to the first byte is counted as."""
 _FIRST = "bucket IS NOT NULL AND part = 'answer' AND status = 200"
+_EXTRA = "part = 'attempt' OR (part = 'late' AND reason = 'refresh')"
 _SEMANTIC = "cache IN ('semantic', 'alias')"
 _SOURCES = ("device", "ram", "disk", "redis", "upstream")
 _AMOUNTS: Mapping[str, str] = {
@@ -48,7 +49,10 @@ _AMOUNTS: Mapping[str, str] = {
     # What looking for similar questions takes is the semantic tier's, whether it found something or not.
     "saved_exact": f"iif({_SEMANTIC}, 0, saved_answer + lookup)",
     "saved_semantic": f"iif({_SEMANTIC}, saved_answer, -lookup)",
-    "saved_prefix": "saved_prefix", "unpriced": "cost IS NULL", "estimated": "estimated",
+    "saved_prefix": "saved_prefix",
+    # What nobody would have paid for without us, so that it is no part of what the same traffic would have cost.
+    "extra": f"iif({_EXTRA}, coalesce(cost, 0) + saved_answer + saved_prefix, 0)",
+    "unpriced": "cost IS NULL", "estimated": "estimated",
     "seconds": "iif(part = 'answer', seconds, 0.0)",
 }  # fmt: skip
 """How a row counts in each sum."""
@@ -71,7 +75,7 @@ def _roll_ups() -> Iterator[str]:
     )
     rest = ", ".join((*KEYS, *SUMS))
     for span in SPANS:
-        start = f"start / {span} * {span}"
+        start = f"start / {span} * {span}" if span < WEEK else f"(start + {MONDAY}) / {WEEK} * {WEEK} - {MONDAY}"
         yield (
             f"INSERT INTO totals SELECT {span}, {start}, {rest} FROM temp.new_totals WHERE :last >= 0 "
             f"ON CONFLICT DO UPDATE SET {adds}"
@@ -117,6 +121,14 @@ CREATE TABLE IF NOT EXISTS audits (
 BUCKETS_PER_OCTAVE = 8
 """Times are counted in intervals, eight to the doubling."""
 _TIDY_ROWS = 20_000
+_LOOKED_AT = 300_000
+_TAIL = """DELETE FROM entries WHERE (start, tenant, entry, model) IN (
+    SELECT start, tenant, entry, model FROM (
+        SELECT *, row_number() OVER (PARTITION BY start ORDER BY saved DESC) AS place FROM entries WHERE start < ?
+    ) WHERE place > 1000)"""
+"""Of days that are over the thousand answers that saved most are enough."""
+GROUPS_MOST = 10_000
+"""Groups of one question; more are for nobody to look at."""
 
 
 class SQLiteLedger:
@@ -153,11 +165,14 @@ class SQLiteLedger:
             self._writer.execute(statement, {"last": last})
 
     def tidy(self, now: float) -> None:
-        ages = dict(zip(SPANS, (self._keep["minutes"], self._keep["hours"], self._keep["days"]), strict=True))
+        kept = (self._keep["minutes"], self._keep["hours"], self._keep["days"], self._keep["days"])
+        ages = dict(zip(SPANS, kept, strict=True))
         for span, age in ages.items():
             for table in ("totals", "latencies"):
                 self._delete(f"DELETE FROM {table} WHERE span = ? AND start < ?", span, now - age)
         self._delete("DELETE FROM entries WHERE start < ?", now - self._keep["hours"])
+        self._delete(_TAIL, now - 2 * 86400)
+        self._delete("DELETE FROM audits WHERE at < ?", now - self._keep["days"])
         gone = _TIDY_ROWS
         while gone == _TIDY_ROWS:  # in pieces: whoever writes must not wait for long
             # They are numbered about as they came, and an index of times would cost every row.
@@ -171,7 +186,7 @@ class SQLiteLedger:
         where, values = _where(query)
         head = "".join(f"{name}, " for name in names)
         group = f" GROUP BY {', '.join(names)} ORDER BY {', '.join(names)}" if names else ""
-        return self._read(f"SELECT {head}{sums} FROM totals WHERE {where}{group}", values)
+        return self._read(f"SELECT {head}{sums} FROM totals WHERE {where}{group} LIMIT {GROUPS_MOST + 1}", values)
 
     def quantiles(self, query: Query) -> list[dict[str, Any]]:
         names = ["start" if name == "time" else name for name in (*query.by, "kind")]
@@ -209,6 +224,8 @@ class SQLiteLedger:
             if name not in _ROW:
                 raise ValueError(f"rows have no {name!r}")
             where, values = f"{where} AND {name} = :{name}", {**values, name: value}
+        if chosen and not {"request", "tenant"} & chosen.keys():  # of what has no index only the latest is looked at
+            where += f" AND number > (SELECT coalesce(max(number), 0) FROM rows) - {_LOOKED_AT}"
         found = self._read(f"SELECT * FROM rows WHERE {where} ORDER BY number DESC LIMIT :limit", values)
         return [_readable(row) for row in found]
 
@@ -226,9 +243,13 @@ class SQLiteLedger:
 
     def note(self, audit: Audit) -> None:
         with self._write_lock, self._writer:
-            values = audit.at, audit.actor, audit.action, audit.detail, audit.outcome
+            # Several workers see the same file change.
+            columns = "at, actor, action, detail, outcome"
             self._writer.execute(
-                "INSERT INTO audits (at, actor, action, detail, outcome) VALUES (?, ?, ?, ?, ?)", values
+                f"INSERT INTO audits ({columns}) SELECT :at, :actor, :action, :detail, :outcome "
+                "WHERE NOT EXISTS (SELECT 1 FROM audits WHERE at > :at - 5 AND actor = :actor AND action = :action "
+                "AND detail = :detail AND outcome = :outcome AND :actor = 'tenants'' files')",
+                asdict(audit),
             )
 
     def audits(self, limit: int) -> list[dict[str, Any]]:
@@ -298,5 +319,5 @@ def _quantiles(found: Sequence[tuple[int, int]]) -> dict[str, float]:
 
 def _where(query: Query) -> tuple[str, dict[str, Any]]:
     where = "span = :span AND start >= :start AND start < :end" + (" AND tenant = :tenant" if query.tenant else "")
-    start = int(query.start) // query.span * query.span
+    start = floored(query.start, query.span)
     return where, {"span": query.span, "start": start, "end": query.end, "tenant": query.tenant}

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.ledger import DAY, Ledger, LedgerConfig, span_of
 from gateway.metrics import Metrics
-from gateway.stores.contract import Audit, Booking, Query
+from gateway.stores.contract import WEEK, Audit, Booking, Query, floored
 from gateway.stores.sqlite_ledger import SPANS, SUMS, SQLiteLedger
 
 NOW = 1_796_000_000.0
@@ -78,7 +79,7 @@ def test_every_roll_up_adds_up_to_the_rows(
                 assert found["prompt"] == sum(row.prompt for row in mine)
         groups = store.totals(whole(span, by=("time", "tenant", "cache", "outcome")))
         assert sum(group["parts"] for group in groups) == len(rows)
-        assert all(group["start"] % span == 0 for group in groups)
+        assert all(group["start"] == floored(group["start"], span) for group in groups)
     store.close()
 
 
@@ -136,7 +137,7 @@ def test_what_is_old_goes_and_sums_stay(tmp_path: Path) -> None:
     assert len(store.rows("", 0, 0, 10, {})) == 1
     everything = Query(0, NOW + DAY, 60)
     counts = [store.totals(Query(everything.start, everything.end, span))[0]["cost"] for span in SPANS]
-    assert counts == [1, 2, 3]
+    assert counts == [1, 2, 3, 3]
     assert store.entries(Query(0, NOW + DAY, 60), 5)[0]["hits"] == 2
     store.add([booking() for _ in range(45_000)])
     store.tidy(NOW + 2 * DAY)
@@ -151,6 +152,9 @@ def test_a_year_is_told_by_day_and_an_hour_by_minute() -> None:
     assert span_of(NOW - 30 * DAY, NOW, NOW, keep) == 86400
     assert span_of(NOW - 10 * DAY, NOW - 10 * DAY + 3600, NOW, keep) == 3600, "minutes of then are gone"
     assert span_of(NOW - 200 * DAY, NOW - 200 * DAY + 3600, NOW, keep) == 86400
+    assert span_of(NOW - 365 * DAY, NOW, NOW, keep) == WEEK
+    monday = datetime.fromtimestamp(floored(NOW, WEEK), UTC)
+    assert (monday.weekday(), monday.hour) == (0, 0) and 0 <= NOW - monday.timestamp() < WEEK
 
 
 def test_several_processes_write_to_one_file(tmp_path: Path) -> None:
@@ -175,6 +179,21 @@ def test_a_file_of_a_later_release_is_left_alone(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     with pytest.raises(sqlite3.DatabaseError, match="version 99"):
         SQLiteLedger(path, KEEP)
+
+
+def test_of_days_that_are_over_the_best_entries_stay(store: SQLiteLedger) -> None:
+    hits = [booking(NOW - 5 * DAY, cache="exact", ttft=0.1, entry=f"e{n}", saved_answer=n) for n in range(1200)]
+    store.add([*hits, *(booking(cache="exact", ttft=0.1, entry=f"new{n}", saved_answer=1) for n in range(1100))])
+    store.tidy(NOW)
+    found = store.entries(whole(60), 10_000)
+    assert len(found) == 2100 and found[0]["entry"] == "e1199" and min(one["saved"] for one in found) == 1
+
+
+def test_what_is_tried_again_or_refreshed_is_no_part_of_the_bill_without_us(store: SQLiteLedger) -> None:
+    store.add([booking(cost=100), booking(part="attempt", cost=40), booking(part="late", reason="refresh", cost=7)])
+    store.add([booking(part="late", reason="background", cost=5)])
+    total = store.totals(whole(60))[0]
+    assert (total["cost"], total["extra"]) == (152, 47)
 
 
 async def test_rows_wait_while_the_file_takes_none(tmp_path: Path) -> None:
