@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 ARGS ?=
 
-.PHONY: setup serve test check bench docs format pins clean
+.PHONY: setup serve demo screenshots test check bench docs format pins clean
 
 setup: $(STAMP)
 
@@ -25,6 +25,12 @@ $(STAMP): pyproject.toml constraints.txt
 serve: setup
 	exec $(BIN)/hitherto serve $(ARGS)
 
+demo: setup # two minutes of made-up load; then look at the dashboard
+	@$(BIN)/python -m scripts.demo $(ARGS)
+
+screenshots: setup # of the dashboard after such a load, into docs/images; wants chromium
+	$(BIN)/python -m scripts.screenshots $(ARGS)
+
 test: setup
 	$(BIN)/python -m pytest $(ARGS)
 
@@ -39,6 +45,7 @@ bench: setup
 	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m benchmarks.overhead
 	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m benchmarks.answer_cache
 	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m benchmarks.tenants
+	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m benchmarks.ledger
 
 docs: setup # the tables of docs/policies.md
 	$(BIN)/python -m scripts.settings_doc

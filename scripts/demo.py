@@ -11,6 +11,7 @@ import hashlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -73,6 +74,7 @@ def running(port: int, engine: bool = True) -> Iterator[Demo]:
     """The gateway and what is behind it, until the end of the block."""
     habits = Habits(first=0.25, token=0.012, slow=0.05, slow_by=1.0, failing=0.02, cutting=0.005, longest=120)
     slower = Habits(first=0.45, token=0.018, slow=0.05, slow_by=1.5, failing=0.01, cutting=0.002, longest=160)
+    _refuse_a_port_in_use(port)
     with tempfile.TemporaryDirectory(prefix="hitherto-demo-") as scratch:
         folder = Path(scratch)
         with Served(Provider(habits, seed=1)) as openai, Served(Provider(slower, seed=2)) as claude:
@@ -95,6 +97,16 @@ def running(port: int, engine: bool = True) -> Iterator[Demo]:
                 process.wait(60)
 
 
+def _refuse_a_port_in_use(port: int) -> None:
+    """Whoever is there already may be a gateway whose answers cost money."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise SystemExit(f"port {port} is in use; choose another with --port") from None
+
+
 def _tenant(folder: Path, name: str, budget: str) -> str:
     folder.mkdir(exist_ok=True)
     key = f"demo-{name}"
@@ -110,6 +122,8 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         if process.poll() is not None:
             raise SystemExit(f"the gateway ended:\n{log.read_text(errors='replace')}")
         try:
+            if "hitherto is ready" not in log.read_text(errors="replace"):
+                raise ValueError("not ours yet")
             state = httpx.get(f"{url}/ready", trust_env=False).json()
             if state["status"] == "ready" and set(state["backends"].values()) == {"ready"}:
                 return
@@ -171,6 +185,14 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=15, help="requests a second")
     parser.add_argument("--leave", action="store_true", help="end after the load; else stay until Ctrl-C")
     asked = parser.parse_args()
+    try:
+        show(asked)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+
+
+def show(asked: argparse.Namespace) -> None:
+    """Start everything, load it, and stay."""
     print("starting two scripted providers, the built-in engine and a gateway …", file=sys.stderr)
     with running(asked.port) as demo:
         print(f"look at {demo.url}/dashboard while {asked.seconds:.0f} s of load run", file=sys.stderr, flush=True)
@@ -183,10 +205,7 @@ def main() -> None:
         )
         if not asked.leave:
             print(f"{demo.url}/dashboard stays up; Ctrl-C ends it", file=sys.stderr, flush=True)
-            try:
-                signal.pause()
-            except KeyboardInterrupt:
-                pass
+            signal.pause()
 
 
 if __name__ == "__main__":

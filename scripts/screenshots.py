@@ -42,6 +42,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--port", type=int, default=8090)
     asked = parser.parse_args()
+    if shutil.which("chromium") is None:
+        raise SystemExit("this needs chromium: apt-get install chromium")
     FOLDER.mkdir(parents=True, exist_ok=True)
     with running(asked.port) as demo:
         asyncio.run(load(demo, asked.seconds, 15))

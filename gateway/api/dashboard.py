@@ -61,7 +61,7 @@ def _asked(
     tenant: str = "",
     step: int | None = None,
 ) -> Asked:
-    """`from` and `to`, or the `last` seconds; `step`: seconds (60, 3600, 86400, a week), else as fine as makes sense."""
+    """`from` and `to`, or the `last` seconds; `step`: a minute, hour, day or week, else as fine as makes sense."""
     end = time.time() if to is None else to
     start = end - last if since is None else since
     if start >= end:

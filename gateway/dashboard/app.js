@@ -3,8 +3,11 @@
 
 const $ = (id) => document.getElementById(id);
 const RANGES = { "1h": 3600, "24h": 86400, "7d": 7 * 86400, "30d": 30 * 86400, "1y": 365 * 86400 };
+const TABS = { tenant: "Tenants", model: "Models", cache: "Tiers", key: "Keys", backend: "Backends", surface: "APIs" };
 const HITS = ["exact", "semantic", "alias", "stale"];
-const state = { range: "24h", from: null, to: null, tenant: "", by: "tenant", me: null, newest: 0, oldest: 0, failed: "" };
+const state = { range: "24h", from: null, to: null, tenant: "", by: "tenant", me: null, newest: 0, oldest: 0, asked: 0, declined: false };
+// Answers to what was asked before something else was chosen are thrown away.
+const current = () => { const asked = state.asked; return () => asked === state.asked; };
 const EVERY = 10_000, LIVE = 2_500;
 
 // --- small things -----------------------------------------------------------------------------------------------
@@ -27,7 +30,16 @@ const short = (value) => Intl.NumberFormat(undefined, { notation: "compact", max
 const percent = (part, whole) => whole ? `${(100 * part / whole).toFixed(part / whole >= 0.0995 ? 0 : 1)} %` : "–";
 const time = (seconds) => seconds == null ? "–" : seconds < 0.001 ? `${(seconds * 1e6).toFixed(0)} µs` : seconds < 1 ? `${(seconds * 1000).toFixed(seconds < 0.01 ? 1 : 0)} ms` : `${seconds.toFixed(2)} s`;
 const clock = (at) => new Date(at * 1000).toLocaleTimeString();
-const saved = (row) => row.saved_exact + row.saved_semantic + row.saved_prefix;
+const saved = (row) => row.cold - row.cost;
+// Put in only what differs: whoever is reading, or stands there with the keyboard, is not disturbed.
+function show(node, ...children) {
+  const fresh = document.createElement(node.tagName);
+  fresh.append(...children.filter((child) => child != null));
+  if (fresh.innerHTML === node.innerHTML) return;
+  const focus = node.contains(document.activeElement) ? document.activeElement.closest("[data-name]")?.dataset.name : null;
+  node.replaceChildren(...fresh.childNodes);
+  if (focus != null) [...node.querySelectorAll("[data-name]")].find((one) => one.dataset.name === focus)?.querySelector("button, a")?.focus();
+}
 const sum = (rows, name) => rows.reduce((total, row) => total + (row[name] || 0), 0);
 
 class Refused extends Error {
@@ -35,13 +47,14 @@ class Refused extends Error {
 }
 
 async function fetched(path, parameters = {}) {
-  const url = new URL(`/dashboard/api/${path}`, location.origin);
+  const url = new URL(`dashboard/api/${path}`, document.baseURI);
   for (const [name, value] of Object.entries(parameters)) if (value !== "" && value != null) url.searchParams.set(name, value);
   const key = sessionStorage.getItem("hitherto-key");
-  const reply = await fetch(url, { headers: key ? { authorization: `Bearer ${key}` } : {}, cache: "no-store" });
+  const reply = await fetch(url, { headers: key ? { "x-api-key": key } : {}, cache: "no-store" });
   if (!reply.ok) {
     const said = await reply.json().catch(() => ({}));
-    throw new Refused(reply.status, said.error?.message ?? said.detail ?? `${path}: ${reply.status}`);
+    const detail = Array.isArray(said.detail) ? said.detail.map((one) => `${one.loc?.at(-1)}: ${one.msg}`).join("; ") : said.detail;
+    throw new Refused(reply.status, said.error?.message ?? detail ?? `${path}: ${reply.status}`);
   }
   return reply;
 }
@@ -55,11 +68,11 @@ function range() {
 // --- where we are, in the address ----------------------------------------------------------------------------------
 function readAddress() {
   const asked = new URLSearchParams(location.search);
-  state.range = asked.get("range") in RANGES ? asked.get("range") : "24h";
+  state.range = Object.hasOwn(RANGES, asked.get("range")) ? asked.get("range") : "24h";
   state.from = Number(asked.get("from")) || null;
   state.to = Number(asked.get("to")) || null;
   state.tenant = asked.get("tenant") ?? "";
-  state.by = asked.get("by") ?? "tenant";
+  state.by = Object.hasOwn(TABS, asked.get("by")) ? asked.get("by") : "tenant";
 }
 
 function writeAddress() {
@@ -83,7 +96,6 @@ function tiles(total, kinds, quantiles) {
   const kind = Object.fromEntries(quantiles.map((row) => [row.kind, row]));
   const failed = sum(kinds.filter((row) => row.outcome === "failed"), "requests");
   const refused = sum(kinds.filter((row) => row.outcome === "refused"), "requests");
-  const computed = kind.miss ?? kind.prefix;
   const shown = [
     ["spent", usd(total.cost ?? 0), total.estimated ? `${number(total.estimated)} of ${number(total.parts)} rows are guessed` : "as the providers told it"],
     ["saved", usd(saved(total)), `${percent(saved(total), total.cold)} of the bill`, "good"],
@@ -91,10 +103,10 @@ function tiles(total, kinds, quantiles) {
     ["requests", short(requests), total.unpriced ? `${number(total.unpriced)} without a price` : `${short((total.prompt ?? 0) + (total.completion ?? 0))} tokens paid`],
     ["hit rate", percent(hits, looked), `${number(hits)} stored answers of ${number(looked)}`],
     ["prefix reuse", percent(total.cached ?? 0, total.prompt ?? 0), `${short(total.cached ?? 0)} of ${short(total.prompt ?? 0)} prompt tokens`],
-    ["first byte", time(kind.hit?.p50), `stored; computed: ${time(computed?.p50)}`],
+    ["first byte", time(kind.hit?.p50), `stored; cold ${time(kind.miss?.p50)}, cached prefix ${time(kind.prefix?.p50)}`],
     ["failed", number(failed), `${number(refused)} refused`],
   ];
-  $("tiles").replaceChildren(...shown.map(([name, value, small, look]) =>
+  show($("tiles"), ...shown.map(([name, value, small, look]) =>
     el("dl", { class: `tile ${look ?? ""}`, "data-tile": name }, el("dt", {}, name), el("dd", {}, value), el("small", {}, small))));
 }
 
@@ -157,62 +169,85 @@ async function charts(rows, quantiles, total, about) {
 
 const head = (table, names, texts = 1) => table.tHead.replaceChildren(el("tr", {}, ...names.map((name, place) => el("th", { scope: "col", class: place < texts && "left" }, name))));
 
-const TABS = { tenant: "Tenants", model: "Models", cache: "Tiers", key: "Keys", backend: "Backends", surface: "APIs" };
 function tabs() {
+  if (!$("tabs").children.length) makeTabs();
+  for (const tab of $("tabs").children) {
+    tab.setAttribute("aria-selected", String(tab.dataset.by === state.by));
+    tab.tabIndex = tab.dataset.by === state.by ? 0 : -1;
+  }
+}
+
+function makeTabs() {
   $("tabs").replaceChildren(...Object.entries(TABS).map(([by, name]) => el("button", {
-    type: "button", role: "tab", "aria-selected": String(by === state.by), "data-by": by,
-    onclick: () => { state.by = by; writeAddress(); tabs(); groups().catch(failed); },
+    type: "button", role: "tab", "aria-controls": "panel", "data-by": by,
+    onclick: () => { state.by = by; state.asked += 1; writeAddress(); tabs(); groups().catch(failed); },
     onkeydown: (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!step) return;
       const all = [...$("tabs").children], next = all[(all.indexOf(event.target) + step + all.length) % all.length];
-      const chosen = next.dataset.by;
       next.click();
-      $("tabs").querySelector(`[data-by="${chosen}"]`).focus();
+      next.focus();
     },
   }, name)));
 }
 
 async function groups() {
-  const by = state.by === "key" ? "tenant,key" : state.by;
+  const valid = current(), chosen = state.by;
+  const by = chosen === "key" ? "tenant,key" : chosen;
   const { rows } = await ask("totals", { ...range(), by });
   const most = Math.max(...rows.map((row) => row.cold), 1e-12);
-  head($("groups"), [TABS[state.by].slice(0, -1), "requests", "hits", "spent", "saved", "saved %", "without", "tokens paid", "tokens avoided"]);
-  const hits = state.by === "cache" ? [] : (await ask("totals", { ...range(), by: `${by},cache` })).rows;
-  const nameOf = (row) => state.by === "key" ? `${row.tenant} · ${row.key || "no key"}` : row[state.by] || "none";
+  const headings = [TABS[chosen].slice(0, -1), "requests", "hits", "spent", "saved", "saved %", "without", "tokens paid", "tokens avoided"];
+  const hits = chosen === "cache" ? [] : (await ask("totals", { ...range(), by: `${by},cache` })).rows;
+  if (!valid()) return;
+  head($("groups"), headings);
+  const nameOf = (row) => chosen === "key" ? `${row.tenant} · ${row.key || "no key"}` : row[chosen] || "none";
   const shown = rows.sort((a, b) => b.cold - a.cold || b.requests - a.requests).slice(0, 50);
-  $("groups").tBodies[0].replaceChildren(...shown.map((row) => {
-    const own = hits.filter((one) => HITS.includes(one.cache) && nameOf(one) === nameOf(row));
-    const name = state.by === "tenant" && state.me.admin
+  $("groups").dataset.by = chosen;
+  const named = shown.map((row) => {
+    const mine = hits.filter((one) => nameOf(one) === nameOf(row)), own = mine.filter((one) => HITS.includes(one.cache));
+    const asked = sum(mine.filter((one) => !["bypass", "none"].includes(one.cache)), "requests");
+    const name = chosen === "tenant" && state.me.admin
       ? el("button", { type: "button", class: "link", onclick: () => choose({ tenant: row.tenant }) }, row.tenant || "none") : nameOf(row);
     return el("tr", { "data-name": nameOf(row) }, el("td", {}, name), el("td", {}, number(row.requests)),
-      el("td", {}, state.by === "cache" ? "" : percent(sum(own, "requests"), row.requests)), el("td", {}, usd(row.cost)),
+      el("td", {}, chosen === "cache" ? "" : percent(sum(own, "requests"), asked)), el("td", {}, usd(row.cost)),
       el("td", {}, usd(saved(row)), meter(saved(row) / most)), el("td", {}, percent(saved(row), row.cold)), el("td", {}, usd(row.cold)),
       el("td", {}, short(row.prompt + row.completion)), el("td", {}, short(row.avoided_prompt + row.avoided_completion)));
-  }));
+  });
+  keep($("groups").tBodies[0], named);
+}
+
+// Rows with buttons are compared by what they say; their handlers stay with them.
+function keep(body, rows) {
+  if (body.textContent === rows.map((row) => row.textContent).join("")) return;
+  const focus = body.contains(document.activeElement) ? document.activeElement.closest("[data-name]")?.dataset.name : null;
+  body.replaceChildren(...rows);
+  if (focus != null) rows.find((row) => row.dataset.name === focus)?.querySelector("button")?.focus();
 }
 
 function meter(share) {
   const fill = el("i");
-  fill.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
+  fill.setAttribute("style", `width: ${Math.max(0, Math.min(1, share)) * 100}%`);
   return el("span", { class: "bar", "aria-hidden": "true" }, fill);
 }
 
 async function valuable() {
-  const { rows } = await ask("entries", { ...range(), limit: 10 });
+  const valid = current(), { rows, from } = await ask("entries", { ...range(), limit: 10 });
+  if (!valid()) return;
+  $("entries-since").textContent = `Whole days since ${new Date(from * 1000).toLocaleDateString()}.`;
   head($("entries"), ["question", "hits", "saved", "last"]);
-  $("entries").tBodies[0].replaceChildren(...rows.map((row) => el("tr", {},
+  show($("entries").tBodies[0], ...rows.map((row) => el("tr", {},
     el("td", { class: "text" }, row.question ?? `${row.model}, entry ${row.entry.slice(0, 16)}`), el("td", {}, number(row.hits)), el("td", {}, usd(row.saved)),
     el("td", {}, new Date(row.last * 1000).toLocaleString()))), ...(rows.length ? [] : [el("tr", {}, el("td", { colspan: 4 }, "No stored answer was served yet."))]));
 }
 
 async function budgets() {
-  const found = await ask("budgets", { tenant: state.tenant });
-  $("budgets").replaceChildren(...found.slice(0, 12).map((one) => {
+  const valid = current(), found = await ask("budgets", { tenant: state.tenant });
+  if (!valid()) return;
+  show($("budgets"), ...found.slice(0, 12).map((one) => {
     const used = (one.spent + one.held) / (one.limit || 1e-9), fill = el("i");
-    fill.style.width = `${Math.min(1, used) * 100}%`;
+    fill.setAttribute("style", `width: ${Math.min(1, used) * 100}%`);
     return el("div", { class: `meter ${used >= 1 ? "over" : used >= 0.8 ? "near" : ""}`, role: "meter", "aria-valuemin": 0, "aria-valuemax": 100,
-      "aria-valuenow": Math.round(used * 100), "aria-label": `${one.tenant}, ${one.period}` },
+      "aria-valuenow": Math.min(100, Math.round(used * 100)), "aria-valuetext": `${Math.round(used * 100)} percent spent`, "aria-label": `${one.tenant}, ${one.period}` },
     el("span", {}, one.tenant, " ", el("span", { class: "muted" }, one.period)), el("div", {}, fill), el("span", {}, `${usd(one.spent)} of ${usd(one.limit)}`));
   }), ...(found.length ? [] : [el("p", { class: "muted" }, "No budget is set (budget: {per_month: 500 USD}).")]));
 }
@@ -224,7 +259,7 @@ async function gateway() {
   $("version").textContent = `hitherto ${told.version}`;
   const list = (items, none) => items.length ? el("ul", { class: "plain" }, ...items) : el("p", { class: "muted" }, none);
   const notes = [...Object.entries(told.notes), ...Object.entries(told.wrong)].map(([name, text]) => el("li", {}, el("strong", {}, name), ` ${text}`));
-  $("state").replaceChildren(
+  show($("state"), 
     list(told.backends.map((one) => el("li", {}, `${one.name} `, el("span", { class: "muted" }, one.kind), " ",
       el("span", { class: `pill ${one.ready === "ready" ? "exact" : "bad"}` }, one.ready))), "No backend is configured."),
     el("h3", {}, "Breakers"),
@@ -232,7 +267,7 @@ async function gateway() {
       ` ${one.in_flight} in flight, first byte ${time(one.first_byte_seconds)}${one.state === "open" ? `; ${one.last_failure}; asked again in ${one.opens_again_in} s` : ""}`)), "Nobody was asked yet."),
     el("h3", {}, "Configuration"), list(notes, `All in force, ${number(told.tenants)} tenants. ${number(told.answers.entries)} stored answers, ${short(told.answers.bytes)}B in memory.`));
   const engines = Object.entries(told.prefixes);
-  $("prefixes").replaceChildren(...engines.flatMap(([name, report]) => {
+  show($("prefixes"), ...engines.flatMap(([name, report]) => {
     if (!report) return [el("p", {}, `${name}: the engine does not answer.`)];
     const hot = report.hot.slice(0, 5).map((one) => el("li", {}, `${number(one.saved_tokens)} tokens saved, ${number(one.times)} times: `, el("code", {}, one.ends.slice(-90))));
     const advice = report.findings.slice(0, 5).map((one) => el("li", {}, `${number(one.lost_tokens)} tokens lost in ${number(one.times)} requests: ${one.reason || "prompts part"} after `, el("code", {}, one.before.slice(-60))));
@@ -243,7 +278,7 @@ async function gateway() {
 
 // --- live requests -------------------------------------------------------------------------------------------------
 function requestRow(row) {
-  const open = el("button", { type: "button", class: "link", onclick: () => detail(row.number) }, clock(row.at));
+  const open = el("button", { type: "button", class: "link", onclick: () => detail(row.number).catch(failed) }, clock(row.at));
   const what = row.part === "answer" ? row.cache : row.part, look = row.part === "answer" ? row.cache : "bad";
   return el("tr", { "data-number": row.number }, el("td", {}, open), el("td", { class: "left" }, row.tenant), el("td", { class: "left" }, row.asked || "–"),
     el("td", { class: "left" }, el("span", { class: `pill ${look}` }, what)), el("td", { class: "left" }, row.reason),
@@ -253,25 +288,33 @@ function requestRow(row) {
 }
 const filters = () => ({ tenant: state.tenant, cache: $("f-cache").value, model: $("f-model").value.trim(), request: $("f-request").value.trim() });
 
+// One poll at a time. `newer` fetches on until it meets what is shown, or starts anew where that is too far.
+let polling = false;
 async function requests(how = "anew") {
-  const body = $("requests").tBodies[0];
-  if (how === "anew") {
-    head($("requests"), ["time", "tenant", "model", "answer", "why", "status", "prompt", "cached", "completion", "first byte", "total", "cost", "saved"], 5);
-    state.newest = state.oldest = 0;
+  if (how !== "anew" && polling) return;
+  const valid = current(), body = $("requests").tBodies[0];
+  polling = true;
+  try {
+    const asked = { ...filters(), limit: how === "newer" ? 200 : 30 };
+    if (how === "newer") asked.after = state.newest;
+    if (how === "older") asked.before = state.oldest;
+    const { rows } = await ask("requests", asked);
+    if (!valid()) return;
+    if (how === "newer" && rows.length === asked.limit) how = "anew";  // too many came to fill the gap
+    if (how === "anew") {
+      head($("requests"), ["time", "tenant", "model", "answer", "why", "status", "prompt", "cached", "completion", "first byte", "total", "cost", "saved"], 5);
+      state.newest = state.oldest = 0;
+      body.replaceChildren();
+    }
+    const nodes = rows.map(requestRow);
+    if (how === "newer") body.prepend(...nodes); else body.append(...nodes);
+    while (how === "newer" && body.rows.length > 200) body.lastChild.remove();
+    state.newest = Math.max(state.newest, Number(body.firstChild?.dataset.number ?? 0));
+    state.oldest = Number(body.lastChild?.dataset.number ?? 0);
+    if (how !== "newer") $("older").hidden = rows.length < 30;
+  } finally {
+    polling = false;
   }
-  const asked = { ...filters(), limit: 30 };
-  if (how === "newer") asked.after = state.newest;
-  if (how === "older") asked.before = state.oldest;
-  const { rows } = await ask("requests", asked);
-  if (rows.length) {
-    state.newest = Math.max(state.newest, rows[0].number);
-    state.oldest = how === "newer" && state.oldest ? state.oldest : rows.at(-1).number;
-  }
-  const nodes = rows.map(requestRow);
-  if (how === "anew") body.replaceChildren(...nodes);
-  else if (how === "newer") { body.prepend(...nodes); while (body.rows.length > 200) body.lastChild.remove(); if (body.rows.length === 200) state.oldest = Number(body.lastChild.dataset.number); }
-  else body.append(...nodes);
-  $("older").hidden = how !== "newer" && rows.length < 30;
 }
 
 const FIELDS = ["tenant", "key", "user", "surface", "asked", "model", "backend", "status", "cache", "reason", "stored", "similarity", "entry", "stream", "prompt", "cached", "written", "completion",
@@ -294,28 +337,30 @@ async function detail(id) {
 // --- all together --------------------------------------------------------------------------------------------------
 function failed(error) {
   if (error instanceof Refused && error.status === 401) return login(error.message);
-  state.failed = error.message;
-  $("status").textContent = `${error.message} – trying again.`;
+  const again = !(error instanceof Refused) || error.status >= 500;
+  $("status").textContent = again ? `${error.message} – trying again.` : error.message;
 }
 
 async function refresh() {
-  const asked = range();
+  const asked = range(), valid = current();
   const [all, kinds, quantiles, tenants] = await Promise.all([
     ask("totals", asked), ask("totals", { ...asked, by: "cache,outcome" }), ask("quantiles", asked),
     state.me.admin ? ask("totals", { ...asked, tenant: "", by: "tenant" }) : { rows: [] }]);
+  if (!valid()) return;
   const total = all.rows[0] ?? { cost: 0, cold: 0, saved_exact: 0, saved_semantic: 0, saved_prefix: 0 };
   tiles(total, kinds.rows, quantiles.rows);
-  $("range-text").textContent = `${new Date(all.from * 1000).toLocaleString()} – ${new Date(all.to * 1000).toLocaleString()}, by ${{ 60: "minute", 3600: "hour", 86400: "day" }[all.step]}`;
+  $("range-text").textContent = `${new Date(all.from * 1000).toLocaleString()} – ${new Date(all.to * 1000).toLocaleString()}, by ${{ 60: "minute", 3600: "hour", 86400: "day", 604800: "week" }[all.step]}`;
   const names = [...new Set([...tenants.rows.map((row) => row.tenant), state.tenant])].filter(Boolean).sort();
-  $("tenant").replaceChildren(el("option", { value: "" }, "all tenants"), ...names.map((name) => el("option", { value: name, selected: name === state.tenant }, name)));
+  if (document.activeElement !== $("tenant")) show($("tenant"), el("option", { value: "" }, "all tenants"), ...names.map((name) => el("option", { value: name, selected: name === state.tenant }, name)));
   const none = !total.parts;
   $("empty").hidden = !none;
-  $("figures").hidden = none && !state.me.admin;
+  for (const section of document.querySelectorAll(".charted")) section.hidden = none;
   $("main").setAttribute("aria-busy", "false");
-  $("status").textContent = state.failed = "";
+  $("status").textContent = "";
   const rest = [groups(), valuable(), budgets(), gateway()];
   if (!none) {
     const [series, waits] = await Promise.all([ask("totals", { ...asked, by: "time,cache" }), ask("quantiles", { ...asked, by: "time" })]);
+    if (!valid()) return;
     rest.push(charts(series.rows, waits.rows, total, series));
   }
   await Promise.all(rest);
@@ -323,28 +368,40 @@ async function refresh() {
 
 function choose(change) {
   Object.assign(state, change);
+  state.asked += 1;
   writeAddress();
   controls();
   Promise.all([refresh(), requests()]).catch(failed);
 }
 
 function controls() {
-  $("ranges").replaceChildren(...Object.keys(RANGES).map((name) => el("button", {
-    type: "button", "aria-pressed": String(!state.from && name === state.range), onclick: () => choose({ range: name, from: null, to: null }) }, name)));
+  if (!$("ranges").children.length) {
+    $("ranges").append(...Object.keys(RANGES).map((name) => el("button", { type: "button", onclick: () => choose({ range: name, from: null, to: null }) }, name)));
+  }
+  for (const button of $("ranges").children) button.setAttribute("aria-pressed", String(!state.from && button.textContent === state.range));
   $("scope").textContent = state.me && !state.me.admin ? state.me.tenant : "";
   $("tenant-label").hidden = !(state.me?.admin);
   tabs();
 }
 
 function login(message) {
+  if (message && state.declined) { $("status").textContent = message; return; }
   $("login-error").textContent = sessionStorage.getItem("hitherto-key") ? message : "";
   if (!$("login").open) $("login").showModal();
 }
 
 async function begin() {
   state.me = await ask("me");
-  if (!state.me.ledger) { $("status").textContent = "No ledger is kept here (ledger: false, or its file cannot be used; see /ready)."; return; }
+  if (!state.me.admin) { state.tenant = ""; writeAddress(); }
   controls();
+  if (!state.me.ledger) {
+    $("status").textContent = "No ledger is kept here (ledger: false, or its file cannot be used; see /ready).";
+    $("main").setAttribute("aria-busy", "false");
+    $("tiles").replaceChildren();
+    for (const section of document.querySelectorAll(".booked, .charted")) section.hidden = true;
+    await Promise.all([budgets(), gateway()]);
+    return;
+  }
   await Promise.all([refresh(), requests()]);
   const asked = /^#request=(\d+)$/.exec(location.hash);
   if (asked) await detail(Number(asked[1]));
@@ -368,12 +425,13 @@ $("apply").addEventListener("click", () => {
   $("custom").open = false;
   choose({ from: seconds("from"), to: seconds("to") });
 });
-$("key").addEventListener("click", () => login(""));
+$("key").addEventListener("click", () => { state.declined = false; login(""); });
 $("login").addEventListener("close", () => {
-  if ($("login").returnValue !== "go") return;
+  state.declined = $("login").returnValue !== "go";
+  if (state.declined) return;
   sessionStorage.setItem("hitherto-key", $("login-key").value.trim());
   $("login-key").value = "";
-  state.tenant = "";
+  state.asked += 1;
   begin().catch(failed);
 });
 $("detail").addEventListener("close", () => history.replaceState(null, "", location.search || location.pathname));
@@ -389,11 +447,19 @@ for (const button of document.querySelectorAll("[data-csv]")) {
     $("export").open = false;
   });
 }
-for (const id of ["f-cache", "f-model", "f-request"]) $(id).addEventListener("change", () => requests().catch(failed));
-$("filters").addEventListener("submit", (event) => { event.preventDefault(); requests().catch(failed); });
+const filtered = () => { state.asked += 1; requests().catch(failed); };
+for (const id of ["f-cache", "f-model", "f-request"]) $(id).addEventListener("change", filtered);
+$("filters").addEventListener("submit", (event) => { event.preventDefault(); filtered(); });
 $("controls").addEventListener("submit", (event) => event.preventDefault());
 $("older").addEventListener("click", () => requests("older").catch(failed));
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") for (const one of document.querySelectorAll("header details[open]")) one.open = false; });
-setInterval(() => { if (state.me?.ledger && !document.hidden) refresh().catch(failed); }, EVERY);
-setInterval(() => { if (state.me?.ledger && !document.hidden && $("live").checked) requests("newer").catch(failed); }, LIVE);
+// Each waits for its own end before it is due again: a slow gateway is not asked twice at once.
+function every(milliseconds, due, act) {
+  setTimeout(async () => {
+    if (due()) await act().catch(failed);
+    every(milliseconds, due, act);
+  }, milliseconds);
+}
+every(EVERY, () => !document.hidden && !state.declined, () => state.me ? state.me.ledger ? refresh() : Promise.all([budgets(), gateway()]) : begin());
+every(LIVE, () => state.me?.ledger && !document.hidden && !state.declined && $("live").checked, () => requests("newer"));
 begin().catch(failed);

@@ -5,7 +5,7 @@ const Charts = (() => {
   let loading = null;
   const load = () => loading ??= new Promise((done, failed) => {
     const script = document.createElement("script");
-    script.src = "/dashboard/static/plotly.min.js";
+    script.src = new URL("dashboard/static/plotly.min.js", document.baseURI);
     script.onload = () => done(window.Plotly);
     script.onerror = () => { loading = null; failed(new Error("the chart library did not load")); };
     document.head.append(script);

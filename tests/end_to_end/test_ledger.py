@@ -264,12 +264,38 @@ def test_what_operators_change_is_noted(gateway: Gateway) -> None:
     gateway.client.post("/admin/cache/feedback", json={"entry": "0" * 16, "question": "private"}, headers=ADMIN)
     gateway.client.post("/admin/cache/purge", json={"all": True}, headers=of("acme"))
     noted = gateway.client.get("/admin/audit", headers=ADMIN).json()
-    assert [one["outcome"] for one in noted[:4]] == ["refused (401)", "refused (404)", "refused (400)", "done"]
-    assert noted[3]["detail"] == '{"tag":"none-has-it"}' and noted[3]["action"] == "/admin/cache/purge"
+    assert [one["outcome"] for one in noted[:3]] == ["refused (404)", "refused (400)", "done"], (
+        "strangers change nothing"
+    )
+    assert noted[2]["detail"] == '{"tag":"none-has-it"}' and noted[2]["action"] == "/admin/cache/purge"
+    wrong = {"entry": "abcdefab", "Question": "my private text", "api_key": "sk-secret"}
+    assert gateway.client.post("/admin/cache/feedback", json=wrong, headers=ADMIN).status_code == 422
+    noted = gateway.client.get("/admin/audit", headers=ADMIN).json()
+    assert noted[0]["outcome"] == "refused (422)" and "sk-secret" not in str(noted)
     assert "private" not in str(noted) and "the-admin-key" not in str(noted)
     path = gateway.folder / "tenants" / "new.yaml"
     path.write_text("tenant: new\n")
     assert eventually(lambda: any("new: new" in one["detail"] for one in _audit(gateway)))
+
+
+def test_a_stale_answer_and_its_refresh_are_one_answer_of_the_bill(upstream: FakeServer, tmp_path: Path) -> None:
+    upstream.app.script, upstream.app.scripts = Script(), []
+    config = f"backends: {{up: {{kind: openai, url: '{upstream.url}'}}}}\nmodels: {{m: {{try: [up]}}}}\n"
+    config += "cache: {semantic: false, ttl: 300ms, stale_while_revalidate: 1h}\n"
+    config += "prices: {m: {input: 10 USD/M, cached: 1 USD/M, output: 100 USD/M}}\n"
+    server = Gateway(tmp_path, config)
+    server.chat("twice", temperature=0)
+    time.sleep(0.5)
+    assert server.chat("twice", temperature=0).headers["x-hitherto-cache"] == "stale"
+    assert eventually(lambda: _total(server)["parts"] == 3)
+    total = _total(server)
+    assert total["cost"] == pytest.approx(2 * PAID) and total["cold"] == pytest.approx(2 * COLD)
+    server.stop()
+
+
+def _total(gateway: Gateway) -> dict[str, Any]:
+    row: dict[str, Any] = gateway.client.get("/dashboard/api/totals").json()["rows"][0]
+    return row
 
 
 def _audit(gateway: Gateway) -> list[dict[str, Any]]:
