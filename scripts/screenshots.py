@@ -12,11 +12,11 @@ from playwright.sync_api import sync_playwright
 from scripts.demo import load, running
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
-SIZES = {"desktop": (1440, 1000), "phone": (390, 844)}
+SIZES = {"desktop": (1440, 1180), "phone": (390, 844)}
 
 
 def take(url: str, folder: Path) -> list[Path]:
-    """One picture of the whole page for each size and colour scheme."""
+    """One picture for each size and colour scheme; of the whole page at phone width."""
     taken = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -27,10 +27,10 @@ def take(url: str, folder: Path) -> list[Path]:
                 )
                 page = context.new_page()
                 page.goto(f"{url}/dashboard?range=1h")
-                page.wait_for_selector("#tokens .js-plotly-plot .plot", timeout=30_000)
+                page.locator("#tokens .js-plotly-plot .main-svg").first.wait_for(timeout=30_000)
                 page.wait_for_timeout(1000)
                 path = folder / f"dashboard-{name}-{scheme}.png"
-                page.screenshot(path=path, full_page=True)
+                page.screenshot(path=path, full_page=name == "phone")
                 taken.append(path)
                 context.close()
         browser.close()

@@ -21,8 +21,10 @@ from backends.config import AnthropicConfig, OpenAIConfig, Timeouts, Tls, VllmCo
 from backends.prompt_cache import PromptCacheConfig
 from backends.protocol import parse_duration
 from gateway.cache.config import SemanticConfig, TenantCacheConfig
-from gateway.config import AdminConfig, ClientLimits, TlsConfig
+from gateway.config import AdminConfig, ClientLimits, LogConfig, TlsConfig
+from gateway.ledger import LedgerConfig
 from gateway.routes import ModelConfig, RouteTimeouts, TargetConfig
+from gateway.telemetry import TelemetryConfig
 from gateway.templates import TemplateConfig
 from gateway.tenants import KeyConfig, TenantConfig
 from policies.breaker import BreakerConfig
@@ -41,6 +43,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "retry": RetryConfig, "hedge": HedgeConfig, "route-timeout": RouteTimeouts, "breaker": BreakerConfig,
     "openai": OpenAIConfig, "anthropic": AnthropicConfig, "vllm": VllmConfig, "timeout": Timeouts, "tls": Tls,
     "admin": AdminConfig, "server-tls": TlsConfig, "clients": ClientLimits,
+    "ledger": LedgerConfig, "otel": TelemetryConfig, "log": LogConfig,
 }  # fmt: skip
 
 

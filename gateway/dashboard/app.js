@@ -352,6 +352,7 @@ async function refresh() {
   $("range-text").textContent = `${new Date(all.from * 1000).toLocaleString()} – ${new Date(all.to * 1000).toLocaleString()}, by ${{ 60: "minute", 3600: "hour", 86400: "day", 604800: "week" }[all.step]}`;
   const names = [...new Set([...tenants.rows.map((row) => row.tenant), state.tenant])].filter(Boolean).sort();
   if (document.activeElement !== $("tenant")) show($("tenant"), el("option", { value: "" }, "all tenants"), ...names.map((name) => el("option", { value: name, selected: name === state.tenant }, name)));
+  $("tenant").value = state.tenant;
   const none = !total.parts;
   $("empty").hidden = !none;
   for (const section of document.querySelectorAll(".charted")) section.hidden = none;

@@ -113,6 +113,7 @@ def test_the_figures_are_those_of_the_ledger(page: Page, gateway: Gateway) -> No
     assert dollars(tile(page, "saved")) == pytest.approx(total["cold"] - total["cost"], abs=0.005)
     assert dollars(tile(page, "without")) == pytest.approx(total["cold"], abs=0.005)
     assert int(tile(page, "requests")) == total["requests"] == 18
+    assert page.locator("#tenant").input_value() == "", "all tenants, and it says so"
     rows = gateway.client.get("/dashboard/api/totals?last=3600&by=cache", headers=ADMIN).json()["rows"]
     by_tier = {row["cache"]: row["requests"] for row in rows}
     assert by_tier["exact"] == 9
@@ -189,15 +190,6 @@ def test_slow_answers_to_an_older_question_are_thrown_away(page: Page, gateway: 
     page.wait_for_timeout(2500)
     expect(page.locator('[data-tile="requests"] dd')).to_have_text("3")
     page.unroute("**/dashboard/api/totals*")
-
-
-def test_a_burst_of_requests_leaves_no_gap(page: Page, gateway: Gateway) -> None:
-    opened(page, gateway, "the-admin-key")
-    for number in range(60):
-        ask(gateway, "acme", f"burst {number % 3}", temperature=0)
-    expect(page.locator("#requests tbody tr").nth(70)).to_be_visible(timeout=10_000)
-    numbers = page.eval_on_selector_all("#requests tbody tr", "rows => rows.map(row => Number(row.dataset.number))")
-    assert numbers == sorted(set(numbers), reverse=True) and numbers[0] - numbers[-1] == len(numbers) - 1
 
 
 def test_a_wrong_key_is_asked_for_again(page: Page, gateway: Gateway) -> None:
@@ -279,6 +271,15 @@ def test_nothing_is_wider_than_the_window(browser: Browser, gateway: Gateway, wi
     page.locator("#theme").click()
     assert page.evaluate("() => document.documentElement.dataset.theme") == ("light" if scheme == "dark" else "dark")
     context.close()
+
+
+def test_a_burst_of_requests_leaves_no_gap(page: Page, gateway: Gateway) -> None:
+    opened(page, gateway, "the-admin-key")
+    for number in range(60):
+        ask(gateway, "acme", f"burst {number % 3}", temperature=0)
+    expect(page.locator("#requests tbody tr").nth(70)).to_be_visible(timeout=10_000)
+    numbers = page.eval_on_selector_all("#requests tbody tr", "rows => rows.map(row => Number(row.dataset.number))")
+    assert numbers == sorted(set(numbers), reverse=True) and numbers[0] - numbers[-1] == len(numbers) - 1
 
 
 def test_the_page_itself_is_safe_to_serve(gateway: Gateway) -> None:

@@ -220,7 +220,6 @@ def test_the_dashboard_shows_the_traffic(busy: Gateway, prometheus: Prometheus) 
         "Blocks that gave way",
         "Time of a load",
         "Reused prefixes computed once more",
-        "Faults that were survived",
         "Hedges",
     }
 
