@@ -235,7 +235,7 @@ def _counters(settings: Settings, processes: int) -> CounterStore:
 def _masked(dispatch: Dispatch, settings: Settings, tenant: Tenant, text: str) -> str:
     """A text as it may be logged: without what the gateway's or the tenant's rules keep out of it."""
     sorts = {*settings.redact.mask, *tenant.policy.redaction.mask}
-    return masked(text[:BODY_MOST], sorts, dispatch.salt(tenant.name).encode()) if sorts else text
+    return masked(text[: 4 * BODY_MOST], sorts, dispatch.salt(tenant.name).encode()) if sorts else text
 
 
 def _notes(

@@ -25,8 +25,9 @@ log = logging.getLogger("hitherto.books")
 _REMEMBERED = 4096
 NAME_MOST = 200
 """Characters of a name that a caller chooses."""
-HITS = frozenset({"exact", "semantic", "alias", "stale"})
 
+MONEY_MOST = 10**15
+"""A million dollars for one answer: what a provider tells of its tokens may be absurd, and sums must not overflow."""
 NOTHING = Decimal(0)
 Priced = tuple[str, str, str]
 """What a price depends on: the model at the backend, the kind of backend, its URL."""
@@ -84,6 +85,9 @@ class Books:
 
     def price(self, bill: Bill, usage: Usage | None, estimated: bool, load: int = 1) -> None:
         """What a computation that is over took, and what its lost tries did; `load`: how many shared its place."""
+        self._surely(self._price, bill, usage, estimated, load)
+
+    def _price(self, bill: Bill, usage: Usage | None, estimated: bool, load: int) -> None:
         bill.over, bill.usage, bill.estimated = True, usage, estimated
         tries = bill.ask.tries
         if usage is not None:
@@ -169,6 +173,8 @@ class Books:
         row.model = served.model[:NAME_MOST]
         row.backend, row.cache, row.reason = served.backend, served.cache, served.reason
         row.stored, row.status, row.stream = served.stored, status, served.stream
+        if served.leader is not None and served.leader.stored == "interrupted":
+            row.stored = "interrupted"
         row.entry, row.similarity = served.entry, served.similarity
         row.ttft = served.first - served.started if served.first is not None else None
         row.seconds = seconds
@@ -249,6 +255,10 @@ class Books:
         return Booking(began, tenant, "answer", request.id[:NAME_MOST], key, surface=request.surface)
 
     def _add(self, row: Booking) -> None:
+        if row.cost is not None:
+            row.cost = min(row.cost, MONEY_MOST)
+        row.saved_answer = max(-MONEY_MOST, min(row.saved_answer, MONEY_MOST))
+        row.saved_prefix = max(-MONEY_MOST, min(row.saved_prefix, MONEY_MOST))
         self.ledger.add(row)
         self._metrics.count_money(row)
 

@@ -112,11 +112,18 @@ class Ledger:
             await asyncio.sleep(WRITE_SECONDS)
             self._some.clear()
             began = time.monotonic()
-            if not await self.settled():
+            if not await self._tried():
                 self._some.set()
                 await asyncio.sleep(1.0)
             elif (took := time.monotonic() - began) > _LATE:
                 log.warning("writing the ledger took %.1f s", took)
+
+    async def _tried(self) -> bool:
+        try:
+            return await self.settled()
+        except Exception:  # this task must not end
+            self._fault("the ledger could not be written")
+            return False
 
     def _flush(self) -> bool:
         """In the writer's thread: write what waits, all or nothing."""
@@ -131,25 +138,30 @@ class Ledger:
                 self._fault("%d rows of the ledger could not be written; they will be tried again", len(rows))
                 return False
             except Exception:  # there is one among them that no file takes; the others must not wait for it
-                self._one_by_one(rows)
-            del self._waiting[: len(rows)]
+                if not self._one_by_one(rows):
+                    return False
+            else:
+                del self._waiting[: len(rows)]
         return True
 
-    def _one_by_one(self, rows: list[Booking]) -> None:
+    def _one_by_one(self, rows: list[Booking]) -> bool:
         assert self.store is not None
         for row in rows:
             try:
                 self.store.add([row])
             except StoreAway:
-                raise
+                self._fault("a row of the ledger could not be written; it will be tried again")
+                return False
             except Exception:
                 self._fault("a row of the ledger cannot be written, and is lost: %r", row)
+            del self._waiting[0]
+        return True
 
     async def _tidy(self) -> None:
         assert self.store is not None
         while True:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._writer, self.store.tidy, time.time())
+                await asyncio.get_running_loop().run_in_executor(self._readers, self.store.tidy, time.time())
             except Exception:
                 self._fault("old rows of the ledger could not be dropped")
             await asyncio.sleep(TIDY_SECONDS)

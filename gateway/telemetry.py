@@ -110,6 +110,7 @@ class Telemetry:
         if row.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
         span.end()
+        told["gen_ai.request.model"] = row.asked if row.status < 400 else "other"  # whoever asks chooses it
         told["hitherto.cache"] = row.cache
         if row.prompt or row.completion:
             self._tokens.record(row.prompt, {**told, "gen_ai.token.type": "input"})
@@ -117,8 +118,10 @@ class Telemetry:
         self._seconds.record(row.seconds, {**told, **error})
         if row.ttft is not None:
             self._first.record(row.ttft, told)
-        self._cost.add(cost, {**told, "hitherto.tenant": row.tenant})
-        self._saved.add(max(0.0, saved), {**told, "hitherto.tenant": row.tenant})
+        if cost:
+            self._cost.add(cost, {**told, "hitherto.tenant": row.tenant})
+        if saved > 0:
+            self._saved.add(saved, {**told, "hitherto.tenant": row.tenant})
 
     def close(self) -> None:
         """Send what is waiting; up to some seconds."""

@@ -103,7 +103,7 @@ class EmbeddingsEndpoint(Endpoint):
             served.headers = [pair for pair in served.headers if pair[0] != b"content-type"]
         else:
             ours += [b"content-type", b"content-encoding"]
-        served.headers += [pair for pair in dispatched.reply.headers if pair[0] not in ours]
+        served.headers += [pair for pair in dispatched.headers() if pair[0] not in ours]
         served.status = dispatched.reply.status
         served.stored = "unfit" if served.status == 200 else f"status-{served.status}"
         if result is not None:

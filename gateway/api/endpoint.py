@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import orjson
-
 from backends import asgi
 from gateway import errors, logs
 from gateway.admission import Admission
@@ -100,6 +98,7 @@ class Endpoint(ABC):
                     if served is not None and served.first is not None:
                         # The head is sent; the server cuts the connection of a response that does not end.
                         log.warning("request %s: the response broke off: %s", request_id, error)
+                        served.stored = "interrupted"
                     else:
                         served, refused = None, True
                         await self._refuse(error, request_id, started, scope, send, incoming)
@@ -125,17 +124,17 @@ class Endpoint(ABC):
         if refusal.status == 500:
             log.error("request %s: an unforeseen error", request_id, exc_info=error)
         self._series(tenant.name, "", "", "none", refusal.status).requests.inc()
-        head = [asgi.JSON, (b"x-request-id", request_id.encode("latin-1", "replace")), *refusal.headers()]
-        await asgi.send_bytes(send, refusal.status, head, refusal.body_for(scope["path"]))
-        line = {"request_id": request_id, "status": refusal.status, "error": self.door.mask(tenant, refusal.message)}
         seconds = time.perf_counter() - started
-        logs.request_line({**line, "tenant": tenant.name, "seconds": round(seconds, 6)})
-        if incoming is not None:
+        if incoming is not None:  # before anything is sent: whoever hangs up meanwhile has still been refused
             incoming.model = incoming.model or getattr(error, "model", "")
             why = refusal.code or refusal.kind
             row = self.door.admission.books.refused(incoming, refusal.status, why, seconds)
             if self.door.telemetry is not None:
                 self.door.telemetry.end(incoming.span, row)
+        head = [asgi.JSON, (b"x-request-id", request_id.encode("latin-1", "replace")), *refusal.headers()]
+        await asgi.send_bytes(send, refusal.status, head, refusal.body_for(scope["path"]))
+        line = {"request_id": request_id, "status": refusal.status, "error": self.door.mask(tenant, refusal.message)}
+        logs.request_line({**line, "tenant": tenant.name, "seconds": round(seconds, 6)})
 
     def _account(self, served: Served, incoming: Incoming, gone: bool) -> None:
         now, request_id = time.perf_counter(), incoming.id
@@ -179,10 +178,18 @@ class Endpoint(ABC):
         """What was asked and answered, as far as it may be stored."""
         if not incoming.tenant.policy.redaction.text:
             return
-        answer = orjson.dumps(served.answer.body) if served.answer is not None else served.body or b""
-        told = {name: self.door.mask(incoming.tenant, body[:BODY_MOST].decode(errors="replace"))
-                for name, body in (("request", incoming.body), ("response", answer))}  # fmt: skip
-        logs.request_line({"request_id": incoming.id, "tenant": incoming.tenant.name, **told})
+        answer: Any = served.answer.body if served.answer is not None and served.answer.body else served.body
+        told = {"request_id": incoming.id, "tenant": incoming.tenant.name}
+        for name, body in (("request", incoming.body), ("response", answer)):
+            if body:
+                told[name] = self._as_logged(incoming.tenant, body)
+        logs.request_line(told)
+
+    def _as_logged(self, tenant: Tenant, body: Any) -> str:
+        """Masked before it is cut, and without the backslashes of JSON, behind which a mask would not look."""
+        text = body.decode(errors="replace") if isinstance(body, bytes) else repr(body)
+        text = text[: 4 * BODY_MOST].replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r").replace('\\"', '"')
+        return self.door.mask(tenant, text)[:BODY_MOST]
 
     def _find_series(self, tenant: str, model: str, backend: str, cache: str, status: int) -> RequestSeries:
         return self._metrics.request_series(tenant, self.surface, model, backend, cache, str(status))

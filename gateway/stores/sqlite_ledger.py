@@ -151,8 +151,10 @@ class SQLiteLedger:
                 except BaseException:
                     self._writer.execute("ROLLBACK")
                     raise
-        except sqlite3.OperationalError as error:  # locked, full
-            raise StoreAway(str(error)) from error
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError:
+                raise StoreAway(str(error)) from error  # locked, full, broken: it is not these rows' fault
+            raise
 
     def _add(self, values: Sequence[Sequence[Any]]) -> None:
         last, done = self._writer.execute("SELECT coalesce(max(number), 0) FROM rows").fetchone()[0], 0
@@ -177,8 +179,8 @@ class SQLiteLedger:
         while gone == _TIDY_ROWS:  # in pieces: whoever writes must not wait for long
             # They are numbered about as they came, and an index of times would cost every row.
             oldest = f"(SELECT number, at FROM rows ORDER BY number LIMIT {_TIDY_ROWS})"
-            chosen = f"SELECT number FROM {oldest} WHERE at < ?"
-            gone = self._delete(f"DELETE FROM rows WHERE number IN ({chosen})", now - self._keep["rows"])
+            chosen = f"SELECT number FROM {oldest} WHERE at < ? OR at > ?"  # booked while a clock was ahead
+            gone = self._delete(f"DELETE FROM rows WHERE number IN ({chosen})", now - self._keep["rows"], now + 86400)
 
     def totals(self, query: Query) -> list[dict[str, Any]]:
         names = ["start" if name == "time" else name for name in query.by]

@@ -118,7 +118,7 @@ def test_failures_are_marked_and_measured(
 
 
 def test_bodies_are_logged_masked_where_they_are_asked_for(gateway: Gateway, fresh: None) -> None:
-    gateway.chat("write to jane.doe@example.com", {"authorization": "Bearer a-secret-key"}, temperature=0)
+    gateway.chat("write to\njane.doe@example.com", {"authorization": "Bearer a-secret-key"}, temperature=0)
     assert eventually(lambda: "write to" in gateway.log)
     lines = [json.loads(line) for line in gateway.log.splitlines() if line.startswith("{")]
     bodies = [line for line in lines if "write to" in line.get("request", "")]

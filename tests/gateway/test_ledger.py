@@ -139,7 +139,7 @@ def test_what_is_old_goes_and_sums_stay(tmp_path: Path) -> None:
     counts = [store.totals(Query(everything.start, everything.end, span))[0]["cost"] for span in SPANS]
     assert counts == [1, 2, 3, 3]
     assert store.entries(Query(0, NOW + DAY, 60), 5)[0]["hits"] == 2
-    store.add([booking() for _ in range(45_000)])
+    store.add([booking(NOW + 900 * DAY), *(booking() for _ in range(45_000))])  # one of a clock that was ahead
     store.tidy(NOW + 2 * DAY)
     assert store.rows("", 0, 0, 10, {}) == []
     store.close()
@@ -223,6 +223,24 @@ async def test_a_row_that_no_file_takes_holds_up_no_other(tmp_path: Path) -> Non
     assert await ledger.settled()
     assert store.totals(whole(60))[0]["cost"] == 3
     assert metrics.faults.labels("ledger")._value.get() == 2
+    await ledger.close()
+
+
+async def test_a_stall_in_the_middle_books_nothing_twice(tmp_path: Path) -> None:
+    store, metrics = SQLiteLedger(tmp_path / "l", KEEP), Metrics()
+    ledger = Ledger(store, metrics)
+    await ledger.open()
+    store._writer.execute("PRAGMA busy_timeout = 20")
+    blocker = sqlite3.connect(tmp_path / "l", isolation_level=None)
+    for cost in (1, 1 << 70, 2):
+        ledger.add(booking(cost=cost))
+    blocker.execute("BEGIN EXCLUSIVE")
+    assert not await ledger.settled()
+    blocker.execute("COMMIT")
+    assert await ledger.settled() and store.totals(whole(60))[0]["cost"] == 3
+    ledger.add(booking(cost=4))
+    await asyncio.sleep(0.3)
+    assert store.totals(whole(60))[0]["cost"] == 7, "the writing goes on"
     await ledger.close()
 
 
