@@ -51,8 +51,20 @@ _NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "accept-encoding", "exp
 _MESSAGES = ("/messages", "/messages/count_tokens")
 _MASKABLE = 16_384
 """Longer texts are not searched for what must not be stored, but not stored at all."""
-_NOT_OURS = (b"x-hitherto-cost", b"x-hitherto-saved", b"x-hitherto-cache", b"x-hitherto-reason", b"x-hitherto-entry",
-             b"x-hitherto-similarity", b"x-hitherto-backend", b"x-hitherto-model", b"x-hitherto-prompt")  # fmt: skip
+_NOT_OURS = frozenset(
+    b"x-hitherto-" + name
+    for name in (
+        b"cost-usd",
+        b"saved-usd",
+        b"cache",
+        b"reason",
+        b"entry",
+        b"similarity",
+        b"backend",
+        b"model",
+        b"prompt-cache",
+    )
+)
 _OF_THE_BODY = frozenset({b"content-length", b"etag", b"digest", b"content-md5", b"content-digest"})
 _TOLD_ON_REQUEST = ("/chat/completions", "/completions")
 """Paths whose streams tell their usage only if they are asked for it."""
@@ -105,8 +117,8 @@ class Dispatched:
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The response's, without those that would be wrong of a body of which usage is kept back, and without what
         another gateway of our kind says of its own doing."""
-        hidden = _OF_THE_BODY if self.hides_usage else frozenset[bytes]()
-        return [pair for pair in self.reply.headers if pair[0] not in hidden and not pair[0].startswith(_NOT_OURS)]
+        hidden = _NOT_OURS | _OF_THE_BODY if self.hides_usage else _NOT_OURS
+        return [pair for pair in self.reply.headers if pair[0] not in hidden]
 
 
 @dataclass(slots=True)

@@ -356,6 +356,15 @@ def test_a_buffered_stream_stays_whole(gateway: Gateway, upstream: FakeServer, f
     assert row_of(gateway, reply)["prompt"] == 5
 
 
+def test_another_gateway_behind_us_does_not_speak_for_us(gateway: Gateway, upstream: FakeServer, fresh: None) -> None:
+    told = {"x-hitherto-cost-usd": "9", "x-hitherto-cache": "exact", "x-hitherto-cached-tokens": "7", "x-other": "1"}
+    upstream.app.script = Script(headers=tuple(told.items()))
+    reply = gateway.chat("in a chain", of("acme"), temperature=0)
+    assert reply.headers.get_list("x-hitherto-cost-usd") == [f"{row_of(gateway, reply)['cost']:.9f}"]
+    assert reply.headers["x-hitherto-cache"] == "miss"
+    assert (reply.headers["x-hitherto-cached-tokens"], reply.headers["x-other"]) == ("7", "1")
+
+
 def test_a_stream_that_begins_with_an_error_costs_nothing(gateway: Gateway, upstream: FakeServer, fresh: None) -> None:
     upstream.app.script = Script(raw=b'data: {"error":{"message":"overloaded","type":"x"}}\n\n', headers=SSE)
     reply = gateway.chat("an error at once", of("acme"), stream=True)
