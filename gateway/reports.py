@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -42,7 +43,7 @@ def report(url: str, by: str, since: str, until: str | None, tenant: str, form: 
         return
     names = [name for name in by.split(",") if name]
     rows = answer["rows"]
-    figures = ["requests", "hits", "spent", "saved", "saved %", "without", "paid tokens", "avoided tokens"]
+    figures = ["requests", "hits", "spent", "saved", "share", "without", "paid", "avoided"]
     table = _table([*names, *figures], len(names))
     hits = _hits(url, told, names)
     for row in sorted(rows, key=lambda row: row["start"] if "time" in names else -row["cold"]):
@@ -51,13 +52,14 @@ def report(url: str, by: str, since: str, until: str | None, tenant: str, form: 
         table.add_row(
             *group, f"{row['requests']:,}",
             "" if found is None else _share(found, row["requests"]), usd(row["cost"]), usd(saved),
-            _share(saved, row["cold"]), usd(row["cold"]), f"{row['prompt'] + row['completion']:,}",
-            f"{row['avoided_prompt'] + row['avoided_completion']:,}",
+            _share(saved, row["cold"]), usd(row["cold"]), _short(row["prompt"] + row["completion"]),
+            _short(row["avoided_prompt"] + row["avoided_completion"]),
         )  # fmt: skip
     total, cold = sum(row["cost"] for row in rows), sum(row["cold"] for row in rows)
     first, last = (datetime.fromtimestamp(answer[name]).strftime("%Y-%m-%d %H:%M") for name in ("from", "to"))
     console = Console()
     console.print(table)
+    console.print("paid and avoided are tokens", style="dim")
     console.print(f"{first} to {last}: {usd(total)} spent instead of {usd(cold)}, {usd(cold - total)} saved")
     if guessed := sum(row["estimated"] for row in rows):
         console.print(f"{guessed:,} rows are guessed: their answers were given up or broke off before they told usage")
@@ -143,7 +145,14 @@ def audit(url: str, limit: int) -> None:
 def usd(amount: float) -> str:
     """Dollars, with as many digits as tell something."""
     size = abs(amount)
+    if size >= 1000:
+        return f"${amount:,.0f}"
     return f"${amount:,.2f}" if size >= 1 or not size else f"${amount:.4f}" if size >= 0.01 else f"${amount:.6f}"
+
+
+def _short(tokens: int) -> str:
+    """Tokens, in thousands or millions where there are many."""
+    return f"{tokens / 1e6:.1f}M" if tokens >= 1e6 else f"{tokens / 1e3:.1f}K" if tokens >= 1e4 else f"{tokens:,}"
 
 
 def _share(part: float, whole: float) -> str:
@@ -165,9 +174,12 @@ class _Table(Table):
 
 def _table(names: Sequence[str], texts: int) -> _Table:
     """An empty one; the first `texts` columns are text, the others numbers."""
-    table = _Table(header_style="bold")
+    table = _Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for place, name in enumerate(names):
-        table.add_column(name, justify="left" if place < texts else "right", overflow="fold")
+        text = place < texts
+        table.add_column(
+            name, justify="left" if text else "right", overflow="fold", no_wrap=not text, min_width=9 if text else None
+        )
     return table
 
 
