@@ -13,7 +13,7 @@ from pydantic import Field
 
 from backends.protocol import Duration, Section
 from gateway.metrics import Metrics
-from gateway.stores.contract import WEEK, Audit, Booking, LedgerStore, Query, StoreAway
+from gateway.stores.contract import WEEK, Audit, Booking, LedgerStore, StoreAway
 
 log = logging.getLogger("hitherto.ledger")
 _audit_log = logging.getLogger("hitherto.audit")
@@ -177,6 +177,3 @@ def span_of(start: float, end: float, now: float, keep: LedgerConfig) -> int:
         if end - start <= most and start >= now - kept:
             return span
     return 86400 if end - start <= 100 * DAY else WEEK
-
-
-__all__ = ["Booking", "Ledger", "LedgerConfig", "Query", "span_of"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import subprocess
@@ -33,6 +34,13 @@ def model_folder() -> Path:
 def fake() -> Iterator[FakeServer]:
     with FakeServer() as server:
         yield server
+
+
+def tenant_file(folder: Path, tenant: str, key: str, more: str = "") -> None:
+    """A tenant's file in `folder/tenants`, with one key."""
+    (folder / "tenants").mkdir(exist_ok=True)
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    (folder / "tenants" / f"{tenant}.yaml").write_text(f'tenant: {tenant}\nkeys: ["sha256:{digest}"]\n{more}\n')
 
 
 class Gateway:

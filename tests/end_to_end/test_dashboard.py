@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from backends.fake import FakeServer, Script
-from tests.conftest import Gateway
+from tests.conftest import Gateway, tenant_file
 from tests.tools import tool
 
 CONFIG = """
@@ -37,11 +36,8 @@ HOSTILE = "<img src=x onerror=document.title='owned'>"
 @pytest.fixture(scope="module")
 def gateway(upstream: FakeServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("gateway")
-    (folder / "tenants").mkdir()
     for tenant, key in KEYS.items():
-        digest = sha256(key.encode()).hexdigest()
-        text = f'tenant: {tenant}\nkeys: ["sha256:{digest}"]\nbudget: {{per_month: 50 USD}}\n'
-        (folder / "tenants" / f"{tenant}.yaml").write_text(text)
+        tenant_file(folder, tenant, key, "budget: {per_month: 50 USD}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DASHBOARD_TEST_ADMIN", "the-admin-key")
         server = Gateway(folder, CONFIG.format(url=upstream.url))

@@ -21,7 +21,7 @@ import orjson
 import pytest
 
 from backends.fake import FakeServer, Script
-from tests.conftest import ROOT, Gateway, eventually
+from tests.conftest import ROOT, Gateway, eventually, tenant_file
 
 CONFIG = """
 tenants: tenants
@@ -50,11 +50,8 @@ PAID = 8 * 10e-6 + 3 * 1e-6 + 7 * 100e-6
 @pytest.fixture(scope="module")
 def gateway(upstream: FakeServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("gateway")
-    (folder / "tenants").mkdir()
     for tenant, key in KEYS.items():
-        digest = sha256(key.encode()).hexdigest()
-        text = f'tenant: {tenant}\nkeys: ["sha256:{digest}"]\nbudget: {{per_month: 20 USD}}\n'
-        (folder / "tenants" / f"{tenant}.yaml").write_text(text)
+        tenant_file(folder, tenant, key, "budget: {per_month: 20 USD}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LEDGER_TEST_ADMIN", "the-admin-key")
         server = Gateway(folder, CONFIG.format(url=upstream.url, base=upstream.url.removesuffix("/v1")))

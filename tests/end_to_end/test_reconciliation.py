@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import hashlib
 import random
 import sqlite3
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import pytest
 from backends.fake import Served
 from backends.fake_provider import Charge, Habits, Provider
 from policies.pricing import Price, cost, nano
-from tests.conftest import Gateway
+from tests.conftest import Gateway, tenant_file
 
 REQUESTS = 10_000
 TENANTS = ("acme", "globex", "initech")
@@ -61,11 +60,8 @@ def providers() -> Iterator[tuple[Provider, Provider]]:
 @pytest.fixture(scope="module")
 def gateway(providers: tuple[Provider, Provider], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("gateway")
-    (folder / "tenants").mkdir()
     for tenant in TENANTS:
-        digest = hashlib.sha256(key_of(tenant).encode()).hexdigest()
-        text = f'tenant: {tenant}\nkeys: ["sha256:{digest}"]\nbudget: {{per_month: 1000 USD}}\n'
-        (folder / "tenants" / f"{tenant}.yaml").write_text(text)
+        tenant_file(folder, tenant, key_of(tenant), "budget: {per_month: 1000 USD}")
     a, b = providers
     config = CONFIG.format(a=a.url, b=b.url)  # type: ignore[attr-defined]
     for name, price in PRICES.items():
