@@ -22,7 +22,6 @@ class ONNXEncoder:
     """An `Encoder` over onnxruntime. `spec` and `tokenizer` are folders or `package:NAME` of installed packages."""
 
     def __init__(self, spec: str, tokenizer: str, threads: int) -> None:
-        import onnxruntime
         from tokenizers import Tokenizer
 
         model = _find(spec, "*.onnx")
@@ -30,12 +29,7 @@ class ONNXEncoder:
         self._tokenizer: Any = Tokenizer.from_file(str(files[1]))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        # Idle threads that spin take the time of the engine and of the event loop.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._session: Any = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        self._session: Any = session(model, threads)
         self._inputs = {item.name for item in self._session.get_inputs()}
         self.dimensions = int(self._session.get_outputs()[0].shape[-1])
         self._unknown = self._tokenizer.token_to_id("[UNK]")
@@ -67,6 +61,18 @@ class ONNXEncoder:
         hidden = self._session.run(None, {name: feed[name] for name in self._inputs})[0]
         vectors = (hidden * mask[:, :, None]).sum(axis=1)
         return (vectors / numpy.linalg.norm(vectors, axis=1, keepdims=True)).astype(numpy.float32)
+
+
+def session(model: Path, threads: int) -> Any:
+    """An onnxruntime session on the CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Idle threads that spin take the time of the engine and of the event loop.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 
 def _said(folder: Path, name: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class SentenceEncoder:
         import torch
         from sentence_transformers import SentenceTransformer
 
-        path = _path(spec)
+        path = model_path(spec)
         torch.set_num_threads(threads)
         try:
             self._model: Any = SentenceTransformer(path, device="cuda" if torch.cuda.is_available() else "cpu")
@@ -25,12 +25,7 @@ class SentenceEncoder:
         self.dimensions = int(self._model.get_embedding_dimension())
         self._window = int(self._model.max_seq_length or 512)
         self._unknown = self._model.tokenizer.unk_token_id
-        folder = Path(path)
-        files = [
-            path
-            for path in (sorted(folder.rglob("*")) if folder.is_dir() else [])
-            if path.is_file() and path.suffix in (".json", ".safetensors", ".bin")
-        ]
+        files = _files(Path(path))
         self.fingerprint = fingerprint(files, f"{'' if files else spec} {self.dimensions}")
 
     def fits(self, text: str) -> bool:
@@ -44,7 +39,43 @@ class SentenceEncoder:
         return self._model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False, batch_size=64)
 
 
-def _path(spec: str) -> str:
+class SentenceVerifier:
+    """A `Verifier` over a cross-encoder of sentence-transformers that tells one number for a pair: from the hub or a folder.
+
+    It has no calibration, so what it says is believed only where the config says from which probability on.
+    """
+
+    calibration: Sequence[tuple[float, bool]] = ()
+
+    def __init__(self, spec: str, threads: int) -> None:
+        import torch
+        from sentence_transformers import CrossEncoder
+
+        path = model_path(spec)
+        torch.set_num_threads(threads)
+        try:
+            self._model: Any = CrossEncoder(path, activation_fn=torch.nn.Identity())
+        except (OSError, ValueError) as error:
+            raise EncoderNotFound(f"verifier {spec!r}: {error}") from error
+        if self._model.num_labels != 1:
+            raise EncoderNotFound(f"verifier {spec!r}: it tells {self._model.num_labels} numbers for a pair, not one")
+        self.fingerprint = fingerprint(_files(Path(path)), spec)
+
+    def score(self, question: str, other: str) -> float:
+        """The model's own logit, the mean over both orders."""
+        return float(self._model.predict([(question, other), (other, question)], show_progress_bar=False).mean())
+
+
+def _files(folder: Path) -> list[Path]:
+    """What a model is made of, where it is a folder."""
+    return [
+        path
+        for path in (sorted(folder.rglob("*")) if folder.is_dir() else [])
+        if path.is_file() and path.suffix in (".json", ".safetensors", ".bin")
+    ]
+
+
+def model_path(spec: str) -> str:
     if not spec.startswith("package:"):
         return spec
     root = package_folder(spec)

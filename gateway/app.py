@@ -169,7 +169,9 @@ def _lifespan(parts: _Parts) -> Callable[[FastAPI], AbstractAsyncContextManager[
                 await parts.registry.open()
             stack.push_async_callback(answers.close)
             if semantic:
-                answers.semantic = await _semantic_tier(parts.settings, semantic.threshold, parts.notes)
+                tier = await _semantic_tier(parts.settings, semantic.threshold, parts.notes)
+                if tier is not None:
+                    answers.use(tier)
             await answers.open()
             stack.push_async_callback(parts.pipeline.close)
             stack.push_async_callback(parts.warmer.close)
@@ -254,7 +256,7 @@ def _notes(
     return found
 
 
-async def _semantic_tier(settings: Settings, threshold: float, notes: dict[str, str]) -> Semantic | None:
+async def _semantic_tier(settings: Settings, threshold: float | None, notes: dict[str, str]) -> Semantic | None:
     """The semantic tier, or None and a note: the gateway serves exact answers without it."""
 
     def load() -> Semantic:

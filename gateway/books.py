@@ -220,7 +220,7 @@ class Books:
         bill.booked = True
         self._book_lost(bill)
         if bill.usage is not None:
-            self._add(self._part(bill, "late", "refresh" if bill.ticket.refreshes else "background"))
+            self._add(self._part(bill, "late", bill.ticket.behind or "background"))
 
     def _book_lost(self, bill: Bill) -> None:
         for tried, usage, cost in bill.lost:

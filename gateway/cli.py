@@ -295,7 +295,9 @@ def explain(
 def judge(
     file: Annotated[Path, typer.Argument(help="JSONL of {a, b[, same, kind]}; a and b are texts or message lists.")],
     config_file: ConfigOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One object a line: served, similarity, reason.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One object a line: served, similarity, score, reason.")
+    ] = False,
 ) -> None:
     """Would an answer stored for a be served for b? Runs the very code that decides in the gateway."""
     from gateway.cache import judge as judging
@@ -311,7 +313,12 @@ def judge(
             verdicts.append(verdict)
             similarity = None if verdict.similarity is None else round(verdict.similarity, 4)
             if as_json:
-                print(json.dumps({"served": verdict.served, "similarity": similarity, "reason": verdict.reason}))
+                score = None if verdict.score is None else round(verdict.score, 4)
+                print(
+                    json.dumps(
+                        {"served": verdict.served, "similarity": similarity, "score": score, "reason": verdict.reason}
+                    )
+                )
             elif not sys.stderr.isatty() or len(verdicts) % 100:
                 continue
             else:

@@ -42,8 +42,8 @@ class Ticket:
     """Seconds and tokens of looking for similar questions."""
     told: bool = False
     """Whether the ledger has its row: what ends later gets a row of its own."""
-    refreshes: bool = False
-    """Whether it computes behind the back of somebody who got a stale answer."""
+    behind: str = ""
+    """Why it computes behind the back of somebody who is served already: "refresh" of a stale answer, or "audit"."""
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         return rate_limit.headers(self.states)

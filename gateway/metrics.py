@@ -68,6 +68,12 @@ class Metrics:
         self.answer_writes = Counter(
             "hitherto_answer_writes_total", "Answers offered to the cache.", ["result", "reason"], registry=r
         )
+        self.evidence = Counter(
+            "hitherto_semantic_evidence_total",
+            "Stored answers compared with fresh ones, or reported, by where that is known from.",
+            ["source", "verdict"],
+            registry=r,
+        )
         self.flights = Counter(
             "hitherto_flights_total", "Computations that identical requests could share.", ["role"], registry=r
         )

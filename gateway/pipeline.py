@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -17,7 +18,7 @@ from gateway.ask import Ask
 from gateway.cache.answers import Answers
 from gateway.cache.key import Scope, key_digest
 from gateway.cache.lookup import Lookup
-from gateway.cache.question import Question
+from gateway.cache.question import Question, without_history
 from gateway.computation import Computation
 from gateway.dispatch import Dispatch, forwarded
 from gateway.errors import BudgetSpent, Limited, NotCached, Unable
@@ -50,7 +51,12 @@ class Pipeline:
         if lookup.entry is not None:
             if (served := flying.replayed(lookup)) is not None:
                 if lookup.tier == "stale":
-                    self._refresh(flying)
+                    self._compute_behind(flying, Lookup("miss", "revalidate"), "refresh")
+                elif lookup.tier == "semantic" and random.random() < question.rules.audit:
+                    audited = Lookup(
+                        "miss", "audit", similarity=lookup.similarity, score=lookup.score, near=lookup.near
+                    )
+                    self._compute_behind(flying, audited, "audit")
                 return served
             flying.lookup = lookup = Lookup("miss", "fault")
         if question.controls.only_if_cached:
@@ -74,6 +80,8 @@ class Pipeline:
         view = openai_chat.view(body)
         fields = view.scope_fields
         ask = Ask("/chat/completions", query, headers, raw, view.model, tenant, fields, view.question)
+        if rules.drops_history:
+            view = without_history(view)
         target = self._dispatch.identity(ask)
         user = tenant.user(headers, body)
         apart = user if rules.per_user else ""
@@ -126,15 +134,15 @@ class Pipeline:
             return flying.served(await flying.open())
         return await self._sharing.shared(flying)
 
-    def _refresh(self, flying: Computation) -> None:
-        """Compute a fresh answer behind the back of somebody who has got a stale one, once at a time."""
+    def _compute_behind(self, flying: Computation, lookup: Lookup, why: str) -> None:
+        """Compute a fresh answer behind the back of somebody who has got a stored one, once at a time."""
         key, controls = flying.question.key, flying.question.controls
         if controls.no_store or controls.ttl == 0:
             return  # the fresh answer would not be kept
         if key in self._refreshing or self._sharing.is_under_way(flying.key):
             return
-        flying.lookup = Lookup("miss", "revalidate")
-        flying.ticket = replace(flying.ticket, bills=[], told=True, refreshes=True)
+        flying.lookup = lookup
+        flying.ticket = replace(flying.ticket, bills=[], told=True, behind=why)
         flying.question = replace(flying.question, controls=replace(flying.question.controls, no_cache=True))
 
         async def fetch() -> None:

@@ -114,5 +114,6 @@ class Sharing:
         if flying.lookup.neighbours is None:
             return None
         denies = partial(self._answers.denies, question)
-        found = await asking.nearest(question, flying.key[1], flying.lookup.neighbours, denies)
+        agrees = partial(self._answers.agrees, question)
+        found = await asking.nearest(question, flying.key[1], flying.lookup.neighbours, denies, agrees)
         return found if found is not None and self._flights.find(found) is not None else None

@@ -19,7 +19,8 @@ class CacheRules:
 
     exact: bool = True
     semantic: bool = True
-    threshold: float = 0.85
+    threshold: float | None = None
+    """None: what suits the encoder."""
     ttl: float = 86400.0
     sampling: Sampling = "reuse"
     buckets: int = 1
@@ -35,6 +36,14 @@ class CacheRules:
     """Whether a question may share the answer that a nearly identical one is getting just now."""
     per_user: bool = False
     """Whether answers are kept apart by end user."""
+    max_wrong_rate: float = 0.02
+    """The share of semantic hits that may be wrong."""
+    shadow: bool = False
+    """Whether semantic hits are only counted, not served."""
+    audit: float = 0.02
+    """The share of semantic hits that are computed as well."""
+    drops_history: bool = False
+    """Whether a last turn that stands alone is matched without the turns before it."""
 
     @property
     def stale(self) -> float:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from backends.dialects import openai_chat
 from backends.protocol import Answer
 from gateway.cache.asking import Asking
+from gateway.cache.choice import Chooser, Considered
+from gateway.cache.evidence import Evidence
 from gateway.cache.feed import Feed
+from gateway.cache.learning import Learning
 from gateway.cache.lookup import Found, Lookup, Tier
 from gateway.cache.memory import Memory, cost
 from gateway.cache.question import Question
@@ -26,6 +28,7 @@ from gateway.metrics import Metrics
 from gateway.stores.contract import AnswerStore, BrokenRow, Entry, Known, Shape, Vector
 from policies import cacheability, similarity
 from policies.cacheability import CacheRules
+from policies.similarity.language import is_english
 
 if TYPE_CHECKING:  # numpy and faiss are not there where only exact answers are served
     from gateway.cache.semantic import Neighbours, Semantic
@@ -54,8 +57,11 @@ class Answers:
     ) -> None:
         """`shared`: other processes write to the same store, and what they remember is wanted here too."""
         self.store = store
-        self.semantic = semantic
-        """Set before `open`; None: exact answers only."""
+        self.semantic: Semantic | None = None
+        """None: exact answers only."""
+        self.evidence: Evidence | None = None
+        """What is known of semantic hits, where there are some."""
+        self.learning = Learning(self)
         self.shared = shared
         self.metrics = metrics
         self.memory = Memory(size)
@@ -71,7 +77,18 @@ class Answers:
         self.feed = Feed(self)
         self.asking = Asking()
         """Questions whose answers are under way."""
+        if semantic is not None:
+            self.use(semantic)
         self._chores: list[asyncio.Task[None]] = []
+
+    def use(self, semantic: Semantic) -> None:
+        """Have a semantic tier; to be called before `open`."""
+        verifier = semantic.verifier
+        start = semantic.threshold if verifier is None else semantic.accept
+        calibration = () if verifier is None else verifier.calibration
+        judge = "cosine" if verifier is None else verifier.fingerprint
+        self.semantic, self.evidence = semantic, Evidence(calibration, start, judge)
+        self._chooser = Chooser(self, semantic, self.evidence)
 
     async def open(self) -> None:
         """Load what earlier runs stored and still lives, and build the semantic index from it."""
@@ -92,6 +109,7 @@ class Answers:
             try:
                 stored = (vector for _, vector in self.store.vectors(self.semantic.fingerprint))
                 await self.semantic.fill(stored, self.is_current)
+                await self.feed.evidence()
             except Exception:
                 self.fault("index")
         self.evict()
@@ -148,7 +166,7 @@ class Answers:
 
     async def _exact(self, question: Question) -> tuple[Found | None, str]:
         """The entry under the question's own key, or None and why not."""
-        found, unfit = await self._safely(question.key, question)
+        found, unfit = await self.fetched(question.key, question)
         if found is not None and found.alias:
             readable = cacheability.may_read(question.view, question.rules, question.controls)
             if not readable.semantic:
@@ -162,7 +180,7 @@ class Answers:
         known = self.memory.get(question.key)
         if known is None or not 0 <= time.time() - known.expires <= question.rules.stale_if_error:
             return None
-        found, _ = await self._safely(question.key, replace(question, rules=_patient(question.rules)))
+        found, _ = await self.fetched(question.key, replace(question, rules=_patient(question.rules)))
         return found.entry if found is not None else None
 
     def vector(self, question: Question) -> asyncio.Future[Neighbours | None] | None:
@@ -170,6 +188,17 @@ class Answers:
         if self.semantic is None or question.view.question is None:
             return None
         return self.semantic.neighbours(question.scope, question.view.question)
+
+    async def agrees(self, question: Question, other: str) -> bool:
+        """Whether one answer serves this question and another one; False where nobody can tell."""
+        text = question.view.question
+        if self.semantic is None or text is None:
+            return False
+        try:
+            return await self._chooser.agrees(question, text, other)
+        except Exception:
+            self.fault("semantic")
+            return False
 
     def denies(self, question: Question, key: bytes) -> bool:
         """Whether that answer was reported wrong for this question."""
@@ -226,8 +255,8 @@ class Answers:
         if entry.embeds and self.semantic is not None:
             vector = self.semantic.add(entry.scope, entry.key, entry.question or "", lookup.packed())
             self._background(self._write_vector(entry, vector))
-        if lookup.near is not None and entry.embeds:
-            self._background(self._learn(question, lookup.near, entry))
+        if lookup.near is not None and entry.embeds and self.evidence is not None:
+            self._background(self.learning.compare(question, lookup, entry))
         return ""
 
     def describe(self, question: Question, parts: Callable[[], dict[str, str]]) -> None:
@@ -270,6 +299,8 @@ class Answers:
         assert semantic is not None and text is not None  # may_read allows semantic only with a question
         if not semantic.has(question.scope):
             return Lookup("miss", "first-in-scope")
+        if semantic.languages == "en" and not is_english(text):
+            return Lookup("miss", "language")
         began, future = time.perf_counter(), semantic.neighbours(question.scope, text)
         try:
             if len(text) <= similarity.LONGEST:
@@ -279,7 +310,7 @@ class Answers:
                 neighbours = await asyncio.shield(future)
                 if neighbours is None:
                     return Lookup("miss", "beyond-window")
-                lookup = await self._choose(question, text, neighbours.nearest)
+                lookup = await self._chooser.choose(question, text, neighbours.nearest)
         except TimeoutError:
             lookup = Lookup("miss", "deadline")
         except Exception:
@@ -288,58 +319,15 @@ class Answers:
         lookup.neighbours, lookup.took = future, (time.perf_counter() - began, len(text) // 4)
         return lookup
 
-    async def consider(self, question: Question) -> list[tuple[Entry, str, float, str]]:
-        """(entry, wording, cosine, objection) of the nearest stored questions, whether they would be served or not."""
+    async def consider(self, question: Question) -> list[Considered]:
+        """The nearest stored questions, whether they would be served or not."""
         text, coming = question.view.question, self.vector(question)
         neighbours = await coming if coming is not None else None
         if neighbours is None or text is None:
             return []
-        threshold = question.threshold
-        considered = []
-        for key, cosine in neighbours.nearest:
-            found, _ = await self._safely(key, question)
-            if found is not None and found.wording is not None:
-                objection = self._objection(question, text, found) if cosine >= threshold else "below-threshold"
-                considered.append((found.entry, found.wording, cosine, objection))
-        return considered
+        return await self._chooser.consider(question, text, neighbours.nearest)
 
-    async def _choose(self, question: Question, text: str, nearest: list[tuple[bytes, float]]) -> Lookup:
-        """The first candidate that nothing speaks against; else the reason why the best one was refused."""
-        threshold = question.threshold
-        lookup = Lookup("miss", similarity=nearest[0][1], nearest=nearest[0][0]) if nearest else Lookup("miss")
-        for key, cosine in nearest:
-            near_enough = cosine >= threshold
-            if not near_enough and (lookup.near is not None or cosine < threshold - question.rules.grey):
-                break
-            found, unfit = await self._safely(key, question)
-            if found is None or found.wording is None or found.entry.scope != question.scope:
-                refused = unfit
-            else:
-                refused = self._objection(question, text, found)
-                if not refused and near_enough and self.semantic is not None:
-                    refused = "verifier" if await self.semantic.doubts(text, found.wording) else ""
-                if not refused and near_enough:
-                    lookup.tier, lookup.entry, lookup.similarity, lookup.reason = "semantic", found.entry, cosine, ""
-                    return lookup
-                if not refused:
-                    lookup.near = found.entry.key
-            if near_enough:
-                lookup.reason = lookup.reason or refused
-        lookup.reason = lookup.reason or "below-threshold"
-        return lookup
-
-    def _objection(self, question: Question, text: str, found: Found) -> str:
-        """What speaks against giving this question that entry's answer; empty if nothing does."""
-        wording = found.wording or ""
-        if self.denies(question, found.entry.key):
-            return "veto-reported"
-        if veto := similarity.veto(text, wording):
-            return f"veto-{veto}"
-        if similarity.answer_tells(text, wording, openai_chat.text_of(found.entry.body)):
-            return "veto-answer"
-        return ""
-
-    async def _safely(self, key: bytes, question: Question) -> tuple[Found | None, str]:
+    async def fetched(self, key: bytes, question: Question) -> tuple[Found | None, str]:
         """An entry or the reason why not, within the deadline and without an exception."""
         if key not in self.memory:
             return None, ""
@@ -415,24 +403,6 @@ class Answers:
         self.writer.put(entry)
         self.evict()
         self._publish_size()
-
-    async def _learn(self, question: Question, near: bytes, fresh: Entry) -> None:
-        """Make a question the alias of a neighbour whose answer turned out to be the same."""
-        try:
-            found, _ = await self._fetch(near, question)
-            if found is None or found.alias or not self.is_current(fresh.key, fresh.created):
-                return
-            old, new = (openai_chat.text_of(entry.body) for entry in (found.entry, fresh))
-            if not old or not similarity.agree(old, new):
-                return
-            entry = found.entry
-            self.keep(
-                replace(fresh, body=b"", target=entry.key, expires=min(fresh.expires, entry.expires), cost=1.0,
-                        stale_until=0.0, tags=tuple(dict.fromkeys((*fresh.tags, *entry.tags))))
-            )  # fmt: skip
-            self.metrics.answer_writes.labels("alias", "").inc()
-        except Exception:
-            self.fault("alias")
 
     def _forget(self, keys: list[bytes]) -> None:
         gone = []

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.cache.question import Question
 from gateway.flights import Key
-from policies import similarity
 
 if TYPE_CHECKING:  # numpy is not there where only exact answers are served
     from gateway.cache.semantic import Neighbours
@@ -18,6 +17,8 @@ if TYPE_CHECKING:  # numpy is not there where only exact answers are served
 
 SCOPES = 10_000
 WAIT_SECONDS = 0.05
+NEAR = 0.85
+"""The cosine that such a question must reach, where the rules do not say: nobody can take its answer back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,17 @@ class Asking:
         return any(asked.under_way() for asked in self._asked.get(scope, ()))
 
     async def nearest(
-        self, question: Question, shape: object, vector: Vector, denies: Callable[[bytes], bool]
+        self,
+        question: Question,
+        shape: object,
+        vector: Vector,
+        denies: Callable[[bytes], bool],
+        agrees: Callable[[str], Awaitable[bool]],
     ) -> Key | None:
         """The flight of the nearest question that may share its answer and wants it in the same shape.
 
-        `denies(key)`: whether the answer under that key was reported wrong for this question.
+        `denies(key)`: whether the answer under that key was reported wrong for this question; `agrees(other)`: whether one
+        answer serves this question and another one.
         """
         text = question.view.question
         asked = _living(self._asked.get(question.scope, []))
@@ -64,17 +71,20 @@ class Asking:
         if not _is_made(vector):
             return None
         mine = vector.result()
-        threshold = question.threshold
-        best: tuple[float, Key] | None = None
+        threshold = question.threshold(NEAR)
+        near: list[tuple[float, _Asked]] = []
         for other in asked:
             if other.flight[1] != shape or not _is_made(other.vector) or denies(other.flight[0]):
                 continue
             theirs = other.vector.result()
             assert mine is not None and theirs is not None
             cosine = mine.cosine(theirs)
-            if cosine >= threshold and (best is None or cosine > best[0]) and not similarity.veto(text, other.text):
-                best = (cosine, other.flight)
-        return best[1] if best is not None else None
+            if cosine >= threshold:
+                near.append((cosine, other))
+        for _, other in sorted(near, key=lambda item: -item[0]):
+            if await agrees(other.text):
+                return other.flight
+        return None
 
 
 def _living(asked: list[_Asked]) -> list[_Asked]:

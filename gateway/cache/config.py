@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import ByteSize, Field, field_validator
+from pydantic import BeforeValidator, ByteSize, Field, field_validator
 
 from backends.protocol import Duration, Section
 from gateway.settings_file import nearest
@@ -14,13 +15,47 @@ from policies.cacheability import CacheRules, Sampling
 LOOKUP_DEADLINE = 0.050
 
 
+def _share(value: object) -> object:
+    """`"2%"` → 0.02; numbers are shares already."""
+    if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value)):
+        return float(match[1]) / 100
+    if isinstance(value, str) or isinstance(value, bool):
+        raise ValueError(f"a share is a number from 0 to 1 or a percentage like 2%, not {value!r}")
+    return value
+
+
+Share = Annotated[float, BeforeValidator(_share)]
+"""A number from 0 to 1, written in config files as such or in per cent."""
+
+
+class JudgeConfig(Section):
+    """A model that judges, and how often it may be asked."""
+
+    model: str
+    """Its name as clients would ask for it."""
+    decides: Literal["audits", "hits"] = "audits"
+    """`hits`: it also has the last word on every semantic hit, in the verifier's place; give `deadline` enough time."""
+    per_day: int = Field(default=1000, ge=1)
+    """So often it is asked in a day; then rules alone decide, and hits are refused."""
+
+
 class SemanticConfig(Section):
     """Answers to the same question in other words."""
 
-    threshold: float = Field(default=0.85, ge=0.0, le=1.0)
-    """The cosine that a stored question must reach; the guards then decide."""
+    mode: Literal["serve", "shadow"] = "serve"
+    """`shadow`: semantic hits are not served but counted, and compared with the fresh answers (`hitherto cache risk`)."""
+    max_wrong_rate: Share = Field(default=0.02, gt=0.0, le=0.5)
+    """The share of semantic hits that may be wrong, like 1%: what is served is chosen so that it is kept."""
+    threshold: float | None = Field(default=None, ge=0.0, le=1.0)
+    """The cosine that a stored question must reach beside that; by default 0.6 where a verifier decides, 0.85 without."""
+    audit: Share = Field(default=0.02, ge=0.0, le=1.0)
+    """The share of semantic hits that are computed as well, in the background, to see whether they were right."""
+    history: Literal["exact", "standalone"] = "exact"
+    """`standalone`: a last turn that means the same whatever was said before may meet an answer from another conversation."""
+    judge: JudgeConfig | None = None
+    """A model that is asked where rules cannot tell whether two answers are the same."""
     alias_margin: float = Field(default=0.10, ge=0.0, le=1.0)
-    """A question this little below the threshold becomes an alias if its fresh answer is the neighbour's; 0: never."""
+    """Without a verifier: a question this little below the threshold becomes an alias if its fresh answer is the neighbour's."""
     share_in_flight: bool = False
     """Whether a question may share the answer that a nearly identical one is getting just now."""
     deadline: Duration = Field(default=LOOKUP_DEADLINE, gt=0)
@@ -65,22 +100,28 @@ class TenantCacheConfig(Section):
     @field_validator("semantic", mode="before")
     @classmethod
     def _switch(cls, value: object) -> object:
+        if value == "shadow":
+            return SemanticConfig(mode="shadow")
         return SemanticConfig() if value is True else value
 
     def rules(self) -> CacheRules:
-        semantic = self.semantic
+        semantic, off = self.semantic or SemanticConfig(), self.semantic is False
         return CacheRules(
             exact=self.exact,
-            semantic=semantic is not False,
-            threshold=semantic.threshold if semantic is not False else 1.0,
+            semantic=not off,
+            threshold=semantic.threshold,
+            max_wrong_rate=semantic.max_wrong_rate,
+            shadow=semantic.mode == "shadow",
+            audit=semantic.audit,
+            drops_history=semantic.history == "standalone",
             ttl=self.ttl,
             sampling="reuse" if isinstance(self.sampling, BucketsConfig) else self.sampling,
             buckets=self.sampling.buckets if isinstance(self.sampling, BucketsConfig) else 1,
             stale_if_error=self.stale_if_error,
             stale_while_revalidate=self.stale_while_revalidate,
             volatile={**volatility.DEFAULTS, **self.volatile},
-            grey=semantic.alias_margin if semantic is not False else 0.0,
-            share_near=semantic.share_in_flight if semantic is not False else False,
+            grey=semantic.alias_margin,
+            share_near=semantic.share_in_flight and not off,
             per_user=self.per_user,
         )
 

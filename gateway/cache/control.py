@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -94,13 +95,20 @@ class Control:
             "no_question": question.view.no_question,
             "exact": readable.exact,
             "semantic": readable.semantic,
-            "threshold": question.threshold,
+            "threshold": question.threshold(answers.semantic.threshold) if answers.semantic is not None else None,
             "would_live": cacheability.fresh_for(question.view, question.rules, question.controls),
             "volatile": kind if life < question.rules.ttl else "",
             "entry": _entry(lookup.entry) if lookup.entry is not None else None,
             "nearest": [
-                {"entry": _id(entry.key), "question": wording, "similarity": round(cosine, 4), "refused": refused}
-                for entry, wording, cosine, refused in considered
+                {
+                    "entry": _id(one.entry.key),
+                    "question": one.wording,
+                    "similarity": round(one.cosine, 4),
+                    "score": _rounded(one.score),
+                    "limit": _rounded(one.limit),
+                    "refused": one.refused,
+                }
+                for one in considered
             ],
             "elsewhere": await self._elsewhere(question, scope),
         }
@@ -116,6 +124,10 @@ class Control:
             differing = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
             found.append({"entry": _id(key), "age": round(time.time() - created, 1), "differs": differing})
         return found
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(value, 3)
 
 
 def _id(key: bytes) -> str:

@@ -42,6 +42,7 @@ class Feed:
                 await self.catch_up()
                 if round % REPORTS_EVERY == 0:
                     self._answers.deny_again(set(await self._answers.aside(self._answers.store.denied)))
+                    await self.evidence()
             except Exception:
                 self._answers.fault("store")
 
@@ -51,6 +52,15 @@ class Feed:
             await self._entries()
             await self._vectors()
             await self._removals()
+
+    async def evidence(self) -> None:
+        """Learn what was observed, by us before or by others. May raise."""
+        evidence = self._answers.evidence
+        if evidence is None:
+            return
+        for number, observation in await self._answers.aside(self._answers.store.observed, evidence.number):
+            evidence.number = number
+            evidence.read(observation)
 
     async def tidy(self) -> None:
         """Drop what belongs to no entry any more, now and then."""

@@ -16,10 +16,11 @@ from typing import Any
 import orjson
 
 from backends.dialects.openai_chat import answer_from_json, view
+from embedder.verifier import probability
 from gateway.cache.answers import Answers
 from gateway.cache.key import Scope, key_digest
 from gateway.cache.lookup import Lookup
-from gateway.cache.question import Question
+from gateway.cache.question import Question, without_history
 from gateway.cache.semantic import Semantic
 from gateway.metrics import Metrics
 from gateway.stores.sqlite import SQLiteAnswers
@@ -53,6 +54,8 @@ class Verdict:
     pair: Pair
     served: bool
     similarity: float | None
+    score: float | None
+    """The verifier's probability that one answer serves both, where it was asked."""
     reason: str
 
 
@@ -97,12 +100,16 @@ async def _judge(answers: Answers, rules: CacheRules, number: int, pair: Pair) -
     stored, asked = (_question(side, rules, str(number)) for side in (pair.a, pair.b))
     refused = answers.remember(stored, Lookup("miss"), "judge", 200, _ANSWER)
     found = await answers.lookup(asked)
-    return Verdict(pair, found.entry is not None, found.similarity, refused or found.reason or found.tier)
+    score = found.score if answers.semantic is not None and answers.semantic.verifier is not None else None
+    probable = None if score is None else probability(score)
+    return Verdict(pair, found.entry is not None, found.similarity, probable, refused or found.reason or found.tier)
 
 
 def _question(side: Any, rules: CacheRules, namespace: str) -> Question:
     messages = side if isinstance(side, list) else [{"role": "user", "content": side}]
     seen = view({"model": "judge", "messages": messages})
+    if rules.drops_history:
+        seen = without_history(seen)
     scope = Scope(seen, "judge", (), {}, "", namespace).digest()
     return Question(key_digest(scope, seen.question), scope, "judge", seen, Controls(namespace=namespace), rules)
 

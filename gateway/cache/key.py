@@ -12,11 +12,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from backends.protocol import View
+
+if TYPE_CHECKING:
+    from gateway.cache.question import Question
 
 IGNORED: Mapping[str, str] = {
     "stream": "decides how the answer is sent; one entry serves both ways",
@@ -138,6 +141,18 @@ class Scope:
             for name, value in self.view.scope_fields.items()
             if name not in IGNORED and not (name in DEFAULTS and _is_default(value, DEFAULTS[name]))
         }
+
+
+def group_digest(question: Question) -> bytes:
+    """16 bytes that are equal for questions to the same model under the same system prompt: a class of scopes."""
+    fields = question.view.scope_fields
+    messages = fields.get("messages")
+    system = [
+        message.get("content")
+        for message in (messages if isinstance(messages, list) else [])
+        if isinstance(message, dict) and message.get("role") in ("system", "developer")
+    ]
+    return _digest("group", question.view.model, _canonical(system))[:16]
 
 
 def key_digest(scope: bytes, question: str | None, variant: int = 0) -> bytes:

@@ -23,8 +23,10 @@ class Lookup:
     entry: Entry | None = None
     similarity: float | None = None
     neighbours: asyncio.Future[Neighbours | None] | None = field(default=None, repr=False)
+    score: float | None = None
+    """The verifier's log-odds for the candidate that was served, or of the best that was refused."""
     near: bytes | None = None
-    """The key of a neighbour that was just not near enough: the same answer would make this question its alias."""
+    """The key of the entry that was served, or of one that was just not good enough: a fresh answer is compared with its."""
     nearest: bytes | None = None
     """The key of the candidate that was refused last."""
     took: tuple[float, int] = (0.0, 0)

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backends.protocol import View
 from policies.cacheability import CacheRules
+from policies.context import stands_alone
 from policies.controls import Controls
+
+
+def without_history(view: View) -> View:
+    """The same request without the turns before its question, if the question stands alone."""
+    messages = view.scope_fields.get("messages")
+    if view.question is None or not isinstance(messages, list) or not stands_alone(view.question, messages[:-1]):
+        return view
+    kept = [message for message in messages[:-1] if message.get("role") in ("system", "developer")]
+    return replace(view, scope_fields={**view.scope_fields, "messages": [*kept, messages[-1]]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +40,8 @@ class Question:
         asked = self.view.question
         return asked if asked is None or self.redacted is None else self.redacted(asked)
 
-    @property
-    def threshold(self) -> float:
-        """The cosine that a stored question must reach: a caller may raise it, not lower it."""
-        return max(self.rules.threshold, self.controls.threshold or 0.0)
+    def threshold(self, least: float) -> float:
+        """The cosine that a stored question must reach, `least` where the rules do not say: a caller may raise it, not
+        lower it."""
+        ruled = self.rules.threshold
+        return max(least if ruled is None else ruled, self.controls.threshold or 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,11 +18,16 @@ from embedder.config import EmbedderConfig
 from embedder.contract import Vectors
 from embedder.index import ScopedIndex, pack
 from embedder.verifier import Verifier
+from embedder.verifier import build as build_verifier
 from gateway.stores.contract import Vector
 
 CANDIDATES = 5
 PIECE = 10_000
 MARGIN = 0.1
+ALONE = 0.85
+"""The cosine that a stored question must reach where only the guards decide (docs/hit-quality.md)."""
+PROPOSED = 0.6
+"""Where the verifier decides, the cosine only proposes."""
 UNRELATED = (
     "How do I bake bread?",
     "What is the best way to learn chess?",
@@ -55,9 +61,19 @@ class Neighbours:
 class Semantic:
     """Encoder and index on one thread of their own."""
 
-    def __init__(self, batcher: Batcher, verifier: Verifier | None = None) -> None:
-        self._batcher = batcher
-        self._verifier = verifier
+    def __init__(
+        self,
+        batcher: Batcher,
+        verifier: Verifier | None = None,
+        threshold: float = ALONE,
+        languages: str = "any",
+        accept: float = 0.98,
+    ) -> None:
+        """`threshold`: the cosine from which on a question is a candidate, where nobody asks for more; `accept`: the
+        probability that a verifier without calibration must find."""
+        self._batcher, self.threshold, self.languages = batcher, threshold, languages
+        self.accept = math.log(accept / (1 - accept))
+        self.verifier = verifier
         self._index = ScopedIndex(batcher.encoder.dimensions)
         self._coming: Counter[bytes] = Counter()
         """Scopes with questions on their way into the index."""
@@ -79,12 +95,14 @@ class Semantic:
 
         return self._batcher.encode_then(question, look)
 
-    async def doubts(self, question: str, other: str) -> bool:
-        """Whether the verifier, where there is one, speaks against giving two questions one answer."""
-        verifier = self._verifier
-        if verifier is None:
-            return False
-        return await self._batcher.run(lambda: verifier.probability(question, other) < verifier.accept)
+    async def score(self, question: str, other: str) -> float | None:
+        """The verifier's log-odds that one answer serves both questions; None where there is no verifier."""
+        verifier = self.verifier
+        return None if verifier is None else await self._batcher.run(lambda: verifier.score(question, other))
+
+    def vector(self, text: str) -> asyncio.Future[Vectors | None]:
+        """The vector of a text that is no question; None if it does not fit."""
+        return self._batcher.encode_then(text, lambda vector: vector)
 
     def add(self, scope: bytes, key: bytes, question: str, packed: bytes | None) -> asyncio.Future[bytes | None]:
         """Put a question into the index; its vector, which is made here unless it is known, or None if it does not fit.
@@ -144,18 +162,24 @@ class TooNear(ValueError):
     """An encoder that cannot be used with a threshold; the text says why."""
 
 
-def load(config: EmbedderConfig, threshold: float) -> Semantic:
-    """The semantic tier over the configured encoder; takes seconds.
+def load(config: EmbedderConfig, threshold: float | None) -> Semantic:
+    """The semantic tier over the configured encoder and verifier; takes seconds.
 
-    Raises ImportError, `EncoderNotFound`, or `TooNear` where the encoder puts unrelated questions so close together
-    that the threshold tells nothing.
+    `threshold`: the cosine that the config asks for; None: what suits the encoder. Raises ImportError,
+    `EncoderNotFound`, or `TooNear` where the encoder puts unrelated questions so close together that the threshold tells
+    nothing.
     """
-    encoder = build(config)
+    encoder, verifier = build(config), build_verifier(config.verifier, config.threads)
     made = encoder.encode(UNRELATED)
     nearest = float((made @ made.T)[~numpy.eye(len(made), dtype=bool)].max())
-    if nearest + MARGIN > threshold:
+    suits = nearest + MARGIN
+    if threshold is None and verifier is not None:
+        threshold = max(PROPOSED, suits)
+    if suits > (ALONE if threshold is None else threshold):
         raise TooNear(
             f"the embedding model puts unrelated questions at a cosine of {nearest:.2f}, too near for "
-            f"cache.semantic.threshold {threshold:g}; with this model it must be over {nearest + MARGIN:.2f}"
+            f"cache.semantic.threshold {ALONE if threshold is None else threshold:g}; with this model it must be over {suits:.2f}"
         )
-    return Semantic(Batcher(encoder))
+    return Semantic(
+        Batcher(encoder), verifier, ALONE if threshold is None else threshold, config.languages, config.accept
+    )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from gateway.stores.contract import AnswerStore, Entry, Shape, Vector
+from gateway.stores.contract import AnswerStore, Entry, Observation, Shape, Vector
 
 RETRY_SECONDS = 1.0
 WAITING_LIMIT = 10_000
@@ -24,9 +24,10 @@ class _Batch:
     gone: list[tuple[bytes, float]] = field(default_factory=list)
     announced: list[tuple[bytes, float]] = field(default_factory=list)
     shapes: list[Shape] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.entries or self.vectors or self.gone or self.announced or self.shapes)
+        return bool(self.entries or self.vectors or self.gone or self.announced or self.shapes or self.observations)
 
 
 class Writer:
@@ -58,6 +59,10 @@ class Writer:
     def describe(self, shape: Shape) -> None:
         """Keep what a scope is made of; nothing is lost if it fails."""
         self._next.shapes.append(shape)
+        self._soon()
+
+    def observe(self, observation: Observation) -> None:
+        self._next.observations.append(observation)
         self._soon()
 
     def delete(self, keys: list[tuple[bytes, float]], announce: bool = False) -> None:
@@ -108,6 +113,7 @@ class Writer:
         """Try a batch once more, with the next one."""
         self._next.entries = _within(batch.entries + self._next.entries)
         self._next.vectors = (batch.vectors + self._next.vectors)[:WAITING_LIMIT]
+        self._next.observations = (batch.observations + self._next.observations)[:WAITING_LIMIT]
         self._next.gone = batch.gone + self._next.gone
         self._next.announced = batch.announced + self._next.announced
 
@@ -126,6 +132,8 @@ class Writer:
             self._store.put(batch.entries)
         if batch.vectors:
             self._store.put_vectors(batch.vectors)
+        if batch.observations:
+            self._store.observe(batch.observations)
         for shape in batch.shapes:
             self._store.describe(shape)
 

@@ -16,7 +16,7 @@ _TIERS = {
 }
 _REASONS = {
     "first-in-scope": "Nothing is stored yet for this model, system prompt, history and options.",
-    "below-threshold": "The nearest stored question is less similar than the tenant's threshold demands.",
+    "below-threshold": "No stored question is similar enough to be considered.",
     "semantic-disabled": "No answer is stored for exactly this request, and the semantic tier is off.",
     "semantic-unavailable": "No answer is stored for exactly this request, and there is no encoder.",
     "exact-only": "The caller wanted exact answers only.",

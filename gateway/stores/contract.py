@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from policies.budget import Account
 from policies.rate_limit import Limit, State
@@ -101,6 +101,33 @@ class Selector:
     """Seconds."""
 
 
+OBSERVATIONS = 100_000
+"""So many observations are kept, the newest."""
+Source = Literal["audit", "shadow", "grey", "feedback"]
+"""Where it is known from: a hit that was computed as well; what `semantic: shadow` would have served; a candidate that was not
+good enough, when the fresh answer came; somebody who was served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Whether a stored answer was right for a question in other words. No text: scores and keys only."""
+
+    at: float
+    tenant: str
+    group: bytes
+    """The model and the system prompt that it was about, as a hash."""
+    entry: bytes
+    asked: bytes
+    """The key of the question."""
+    score: float
+    """The verifier's log-odds, or the cosine where there is no verifier."""
+    right: bool | None
+    """None: the two answers could not be told equal or different."""
+    source: Source
+    judge: str = ""
+    """The fingerprint of what made the score: scores of another verifier mean nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What a scope is made of: the names of its parts, each with a hash of its value."""
@@ -172,6 +199,12 @@ class AnswerStore(Protocol):
         ...
 
     def denied(self) -> list[tuple[bytes, bytes]]: ...
+
+    def observe(self, rows: Sequence[Observation]) -> None: ...
+
+    def observed(self, after: int = 0) -> list[tuple[int, Observation]]:
+        """What was observed after a number (0: all that is kept), oldest first, each with its own."""
+        ...
 
     def lease(self, key: bytes, holder: str, seconds: float) -> bool:
         """Whether `holder` may compute what `key` names now; nobody else may until it releases, or the time is up."""

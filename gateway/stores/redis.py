@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from gateway.stores.contract import BrokenRow, Entry, Known, Row, Selector, Shape, Vector
+from gateway.stores.contract import OBSERVATIONS, BrokenRow, Entry, Known, Observation, Row, Selector, Shape, Vector
 
 STREAM_LIMIT = 1_000_000
 """So many writes are remembered, about; whoever was away longer does not hear of the older ones."""
@@ -50,6 +50,12 @@ if ARGV[2] ~= '' then
 end
 return 1
 """
+_OBSERVE = """
+local number = redis.call('INCR', KEYS[2])
+redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], number .. '-0', 'row', ARGV[1])
+return 1
+"""
+_HASHES = ("group", "entry", "asked")
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 _FEEDS = ("entries", "vectors", "removals")
 
@@ -66,6 +72,7 @@ class RedisAnswers:
         self._put: Any = self._redis.register_script(_PUT)
         self._put_vector: Any = self._redis.register_script(_PUT_VECTOR)
         self._delete: Any = self._redis.register_script(_DELETE)
+        self._observe: Any = self._redis.register_script(_OBSERVE)
         self._release: Any = self._redis.register_script(_RELEASE)
 
     def rows(self, after: int = 0) -> Iterator[Row]:
@@ -174,6 +181,19 @@ class RedisAnswers:
     def denied(self) -> list[tuple[bytes, bytes]]:
         pairs = (member.decode().split(" ") for member in self._redis.smembers(self._name("denied", "")))
         return [(bytes.fromhex(asked), bytes.fromhex(entry)) for asked, entry in pairs]
+
+    def observe(self, rows: Sequence[Observation]) -> None:
+        feed, numbers = self._name("feed", "evidence"), self._name("n", "evidence")
+        for row in rows:
+            fields = {**asdict(row), **{name: getattr(row, name).hex() for name in _HASHES}}
+            self._observe([feed, numbers], [orjson.dumps(fields), OBSERVATIONS])
+
+    def observed(self, after: int = 0) -> list[tuple[int, Observation]]:
+        found = []
+        for number, row in (told for piece in self._stream("evidence", after) for told in piece):
+            fields = orjson.loads(row)
+            found.append((number, Observation(**{**fields, **{name: bytes.fromhex(fields[name]) for name in _HASHES}})))
+        return found
 
     def lease(self, key: bytes, holder: str, seconds: float) -> bool:
         name = self._name("l", key)

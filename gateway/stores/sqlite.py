@@ -7,16 +7,17 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from gateway.stores.contract import BrokenRow, Entry, Known, Row, Selector, Shape, Vector
+from gateway.stores.contract import OBSERVATIONS, BrokenRow, Entry, Known, Observation, Row, Selector, Shape, Vector
 from gateway.stores.sqlite_file import nothing, opened
 
 SCHEMA_VERSION = 3
-_TABLES = ("answers", "vectors", "removals", "scopes", "denials", "leases")
+_TABLES = ("answers", "vectors", "removals", "scopes", "denials", "leases", "evidence")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
     number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE,
@@ -37,6 +38,10 @@ CREATE TABLE IF NOT EXISTS scopes (scope BLOB PRIMARY KEY, parts BLOB NOT NULL) 
 CREATE TABLE IF NOT EXISTS denials (
     asked BLOB NOT NULL, entry BLOB NOT NULL, PRIMARY KEY (asked, entry)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS evidence (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, tenant TEXT NOT NULL, grouped BLOB NOT NULL,
+    entry BLOB NOT NULL, asked BLOB NOT NULL, score REAL NOT NULL, is_right INTEGER, source TEXT NOT NULL, judge TEXT NOT NULL
+);
 CREATE TABLE IF NOT EXISTS leases (key BLOB PRIMARY KEY, holder TEXT NOT NULL, until REAL NOT NULL) WITHOUT ROWID;
 """
 _COLUMNS = (
@@ -171,6 +176,9 @@ class SQLiteAnswers:
 
     def tidy(self) -> None:
         alone = "SELECT scope FROM scopes WHERE NOT EXISTS (SELECT 1 FROM answers WHERE answers.scope = scopes.scope)"
+        with self._write_lock, self._writer:
+            newest = "(SELECT max(number) FROM evidence)"
+            self._writer.execute(f"DELETE FROM evidence WHERE number <= {newest} - ?", (OBSERVATIONS,))
         while True:  # piece by piece, since others wait for the lock
             with self._write_lock, self._writer:
                 done = self._writer.execute(f"DELETE FROM scopes WHERE scope IN ({alone} LIMIT 500)").rowcount
@@ -189,6 +197,19 @@ class SQLiteAnswers:
 
     def denied(self) -> list[tuple[bytes, bytes]]:
         return list(self._rows("SELECT asked, entry FROM denials"))
+
+    def observe(self, rows: Sequence[Observation]) -> None:
+        values = [(o.at, o.tenant, o.group, o.entry, o.asked, o.score, o.right, o.source, o.judge) for o in rows]
+        with self._write_lock, self._writer:
+            columns = "at, tenant, grouped, entry, asked, score, is_right, source, judge"
+            self._writer.executemany(f"INSERT INTO evidence ({columns}) VALUES ({'?, ' * 8}?)", values)
+
+    def observed(self, after: int = 0) -> list[tuple[int, Observation]]:
+        rows = self._rows("SELECT * FROM evidence WHERE number > ? ORDER BY number", after)
+        observed = ((row[0], Observation(*row[1:])) for row in rows)
+        return [
+            (number, replace(one, right=None if one.right is None else bool(one.right))) for number, one in observed
+        ]
 
     def lease(self, key: bytes, holder: str, seconds: float) -> bool:
         now = time.time()

@@ -1,0 +1,122 @@
+"""Learning from fresh answers: was the stored answer that was, or would have been, served in its place the same?
+
+If it was, the question becomes an alias of the other one, so that it is an exact hit from then on. Either way it is
+evidence for the limit (`evidence`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from backends.dialects import openai_chat
+from gateway.cache.key import group_digest
+from gateway.cache.lookup import Lookup
+from gateway.cache.question import Question
+from gateway.stores.contract import Entry, Observation, Source
+from policies.similarity.answers import Verdict, compared
+
+if TYPE_CHECKING:
+    from gateway.cache.answers import Answers
+
+_SOURCES: dict[str, Source] = {"audit": "audit", "shadow": "shadow"}
+"""By the reason why a lookup was a miss."""
+WORDS = 60
+"""Answers are embedded in parts of so many words, which fit every encoder."""
+PARTS = 4
+WAITING = 16
+"""So many comparisons may wait; more are not made: they are no request's business."""
+
+
+class Judge(Protocol):
+    """Somebody better at comparing answers, who is asked where the rules cannot tell."""
+
+    async def verdict(self, question: Question, wording: str, stored: str, fresh: str) -> Verdict: ...
+
+
+class Learning:
+    """Compares answers aside, one after the other."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._waiting = 0
+        self.judge: Judge | None = None
+
+    async def compare(self, question: Question, lookup: Lookup, fresh: Entry) -> None:
+        """Compare a fresh answer with that of `lookup.near`, and keep what that tells."""
+        if self._waiting >= WAITING or lookup.near is None:
+            return
+        answers, source = self._answers, _SOURCES.get(lookup.reason, "grey")
+        self._waiting += 1
+        try:
+            found, _ = await answers.fetched(lookup.near, question)
+            if found is None or found.alias or not answers.is_current(fresh.key, fresh.created):
+                return
+            old, new = (openai_chat.text_of(entry.body) for entry in (found.entry, fresh))
+            if not old or not new:
+                return
+            verdict = await self._verdict(question, found.wording or "", old, new)
+            if lookup.score is not None:
+                right = {"same": True, "different": False, "unsure": None}[verdict]
+                self.observe(question, found.entry.key, lookup.score, right, source)
+                if right is False and source == "audit":
+                    answers.deny(question.key, found.entry.key)
+                    await answers.aside(answers.store.deny, question.key, found.entry.key)
+            if verdict == "same":
+                self._alias(fresh, found.entry)
+        except Exception:
+            answers.fault("alias")
+        finally:
+            self._waiting -= 1
+
+    def observe(self, question: Question, entry: bytes, score: float, right: bool | None, source: Source) -> None:
+        """Keep an observation, here and in the store."""
+        answers = self._answers
+        assert answers.evidence is not None
+        observation = Observation(time.time(), question.tenant, group_digest(question), entry, question.key, score,
+                                  right, source, answers.evidence.judge)  # fmt: skip
+        answers.evidence.add(observation)
+        answers.writer.observe(observation)
+        told = {True: "right", False: "wrong", None: "unsure"}[right]
+        answers.metrics.evidence.labels(source, told).inc()
+
+    async def _verdict(self, question: Question, wording: str, old: str, new: str) -> Verdict:
+        verdict = compared(old, new, None)
+        if verdict == "unsure":
+            verdict = compared(old, new, await self._cosine(old, new))
+        if verdict == "unsure" and self.judge is not None:
+            verdict = await self.judge.verdict(question, wording, old, new)
+        return verdict
+
+    async def _cosine(self, old: str, new: str) -> float | None:
+        """How near two answers are: the cosine of the means of their parts' vectors."""
+        import numpy  # which is there wherever a semantic tier is
+
+        semantic = self._answers.semantic
+        if semantic is None:
+            return None
+        means = []
+        for text in (old, new):
+            # One after the other: no question that is looked up shall wait for more than one of them.
+            vectors = [vector for part in _parts(text) if (vector := await semantic.vector(part)) is not None]
+            if not vectors:
+                return None
+            mean = numpy.mean(vectors, axis=0)
+            means.append(mean / numpy.linalg.norm(mean))
+        return float(means[0] @ means[1])
+
+    def _alias(self, fresh: Entry, entry: Entry) -> None:
+        answers = self._answers
+        answers.keep(
+            replace(fresh, body=b"", target=entry.key, expires=min(fresh.expires, entry.expires), cost=1.0,
+                    stale_until=0.0, tags=tuple(dict.fromkeys((*fresh.tags, *entry.tags))))
+        )  # fmt: skip
+        answers.metrics.answer_writes.labels("alias", "").inc()
+
+
+def _parts(text: str) -> Sequence[str]:
+    words = text.split()
+    parts = [" ".join(words[start : start + WORDS]) for start in range(0, len(words), WORDS)]
+    return parts if len(parts) <= PARTS else [*parts[: PARTS - 1], parts[-1]]

@@ -1,0 +1,153 @@
+"""How sure must the verifier be, if at most this share of what is served may be wrong?
+
+Two sources say it. The calibration set (pairs that were labelled by hand, and that the verifier was not trained on) gives
+a limit before anything was served. Live evidence (fresh answers compared with the stored ones that were, or would have
+been, served in their place) moves it: up as soon as what was seen exceeds the allowance, down only when enough was
+seen to prove that less is safe.
+
+Sources: exact binomial bound, Clopper and Pearson 1934; testing limits from the strictest on and stopping at the first
+that fails, Learn Then Test (Angelopoulos et al. 2021, fixed sequence); looking again and again at growing evidence, a
+union bound over checkpoints, each with its share of the risk; the allowance, online risk control in the manner of
+Adaptive Conformal Inference (Gibbs and Candès 2021). docs/hit-quality.md states what this promises, and when.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+CONFIDENCE = 0.95
+NEVER = math.inf
+"""A limit that no score reaches."""
+LEVELS = 64
+"""So many limits are tried; more would not tell more."""
+LATELY = 4
+"""What the allowance looks at, in units of the number of hits that one wrong one is allowed in: after a drift it takes no
+more than four wrong answers that were noticed until the limit rises."""
+REMEMBERED = 16
+"""What is remembered, in the same units: a proof wants more than an alarm."""
+MOST = 3200
+"""What is remembered at most: as many as the strictest rate (0.5 %) asks for."""
+CREDIT = 1.0
+"""A scope inherits what the whole has seen: one wrong answer alone does not speak against it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A pair whose label is known: the verifier's score (a logit), and whether one answer serves both."""
+
+    score: float
+    right: bool
+
+
+def upper_bound(wrong: int, total: int, confidence: float = CONFIDENCE) -> float:
+    """The largest share of wrong ones that is compatible with what was seen (one-sided, Clopper and Pearson 1934)."""
+    if wrong >= total:
+        return 1.0
+    low, high = wrong / total, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _at_most(wrong, total, middle) > 1 - confidence else (low, middle)
+    return high
+
+
+def _at_most(count: int, total: int, share: float) -> float:
+    """P(X <= count) for X ~ Binomial(total, share)."""
+    if share <= 0:
+        return 1.0
+    log_odds, term, total_term = math.log(share) - math.log1p(-share), total * math.log1p(-share), 0.0
+    for k in range(count + 1):
+        total_term += math.exp(term)
+        term += log_odds + math.log((total - k) / (k + 1)) if k < total else 0.0
+    return min(1.0, total_term)
+
+
+def tested_limit(seen: Sequence[Seen], rate: float, confidence: float = CONFIDENCE) -> float:
+    """The lowest score at and over which at most `rate` is wrong with `confidence`, or `NEVER`.
+
+    The limits that are tried are fixed shares of the evidence, strictest first; the first one that fails ends it, so
+    that no correction for trying many is needed (fixed-sequence testing).
+    """
+    ordered = sorted(seen, key=lambda one: -one.score)
+    passed, wrong, at = NEVER, 0, 0
+    first = math.ceil(math.log(1 - confidence) / math.log1p(-rate)) if 0 < rate < 1 else len(ordered) + 1
+    # With fewer than `first` no number of right ones would prove anything.
+    steps = sorted({max(first, round(len(ordered) * (step + 1) / LEVELS)) for step in range(LEVELS)})
+    for size in steps:
+        if size > len(ordered):
+            break
+        wrong += sum(not one.right for one in ordered[at:size])
+        at = size
+        if _at_most(wrong, size, rate) > 1 - confidence:  # the bound is over `rate`
+            break
+        passed = ordered[size - 1].score
+    return passed
+
+
+def checkpoint(total: int, rate: float) -> tuple[int, float]:
+    """How much of `total` may be looked at now, and the confidence to ask for, so that looking again stays honest.
+
+    The k-th look, at twice the size of the one before, spends (1 - CONFIDENCE) / (k (k + 1)); all looks together spend
+    no more than 1 - CONFIDENCE.
+    """
+    size, k = math.ceil(4 / rate), 1
+    if total < size:
+        return 0, CONFIDENCE
+    while 2 * size <= total:
+        size, k = 2 * size, k + 1
+    return size, 1 - (1 - CONFIDENCE) / (k * (k + 1))
+
+
+@dataclass(slots=True)
+class Pool:
+    """What was seen lately of everything, of a scope, or of an entry; oldest first."""
+
+    seen: deque[Seen] = field(default_factory=lambda: deque(maxlen=MOST))
+
+    def add(self, one: Seen) -> None:
+        self.seen.append(one)
+
+    def limit(self, rate: float, start: float, credit: float = 0.0) -> float:
+        """The lowest limit from `start` on over which of what was seen lately no more than `rate`, plus `credit`, was
+        wrong."""
+        lately = list(self.seen)[-math.ceil(LATELY / rate) :]
+        wrong = sorted(one.score for one in lately if not one.right and one.score >= start)
+        scores = sorted(one.score for one in lately)
+        limit = start
+        for number, score in enumerate(wrong):
+            if len(wrong) - number <= rate * (len(scores) - bisect_left(scores, limit)) + credit:
+                break
+            limit = math.nextafter(score, NEVER)
+        return limit
+
+    def proven(self, rate: float) -> float:
+        """The lowest limit that this evidence alone proves, or `NEVER`."""
+        size, confidence = checkpoint(min(len(self.seen), math.ceil(REMEMBERED / rate)), rate)
+        return tested_limit(list(self.seen)[-size:], rate, confidence) if size else NEVER
+
+
+def everywhere(rate: float, calibration: float, pool: Pool) -> float:
+    """The score that a hit of a tenant must reach now; `calibration`: the limit before any evidence."""
+    return pool.limit(rate, min(calibration, pool.proven(rate)))
+
+
+def narrowed(rate: float, limit: float, scope: Pool | None, entry: Sequence[bool]) -> float:
+    """The same within one scope, for one entry; `entry`: of what is known of it, what was right.
+
+    A narrower pool inherits what the wider one says, and can only tighten it: a scope is believed after the second wrong
+    answer that the allowance has no room for, an entry never serves again after two.
+    """
+    if entry.count(False) > 1:
+        return NEVER
+    return limit if scope is None else scope.limit(rate, limit, CREDIT)
+
+
+def interval(wrong: int, total: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """The two-sided exact interval of a share (Clopper and Pearson 1934)."""
+    side = 1 - (1 - confidence) / 2
+    high = upper_bound(wrong, total, side) if total else 1.0
+    low = 1 - upper_bound(total - wrong, total, side) if wrong else 0.0
+    return low, high
