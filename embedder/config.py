@@ -25,13 +25,14 @@ class EmbedderConfig(BaseModel):
     key: str | None = Field(default=None, pattern="^env:")
     """The environment variable that holds the key for `url`."""
     verifier: str = "shipped"
-    """Who decides whether one answer serves two questions: `shipped`, `none` (the cosine and the guards alone), a folder, or the
-    hub id of a cross-encoder with one output."""
+    """Who decides whether one answer serves two questions: `shipped`, `none` (the cosine and the guards alone), a
+    folder, or the hub id of a cross-encoder with one output."""
     accept: float = Field(default=0.98, gt=0.5, lt=1.0)
-    """How probable a verifier without calibration (any but the shipped one) must find it, before live evidence says more."""
+    """How probable a verifier without calibration (any but the shipped one) must find it, before live evidence says
+    more."""
     languages: Literal["en", "any"] = "en"
-    """`en`: questions in other languages are exact hits only, since neither the guards nor the shipped verifier can read them;
-    `any`: with an encoder and a verifier that can."""
+    """`en`: questions in other languages are exact hits only, since neither the guards nor the shipped verifier can
+    read them; `any`: with an encoder and a verifier that can."""
 
     @model_validator(mode="after")
     def _one_way(self) -> EmbedderConfig:

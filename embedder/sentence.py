@@ -40,7 +40,8 @@ class SentenceEncoder:
 
 
 class SentenceVerifier:
-    """A `Verifier` over a cross-encoder of sentence-transformers that tells one number for a pair: from the hub or a folder.
+    """A `Verifier` over a cross-encoder of sentence-transformers that tells one number for a pair: from the hub or a
+    folder.
 
     It has no calibration, so what it says is believed only where the config says from which probability on.
     """

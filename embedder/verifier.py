@@ -1,13 +1,13 @@
 """A second opinion on two questions that the encoder finds alike: how probable is it that one answer serves both?
 
-A bi-encoder reads the two questions apart and cannot tell which difference matters; a cross-encoder reads them together.
-The one that is shipped is MiniLM tuned by `scripts/train_verifier.py`; docs/hit-quality.md has its model card.
+A bi-encoder reads the two questions apart and cannot tell which difference matters; a cross-encoder reads them
+together. The one that is shipped is MiniLM tuned by `scripts/train_verifier.py`; docs/hit-quality.md has its model
+card.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,7 +28,8 @@ class Verifier(Protocol):
 
     @property
     def calibration(self) -> Sequence[tuple[float, bool]]:
-        """Scores of pairs that it was not trained on, each with whether one answer serves both; empty if there are none."""
+        """Scores of pairs that it was not trained on, each with whether one answer serves both; empty if there are
+        none."""
         ...
 
     def score(self, question: str, other: str) -> float:
@@ -87,11 +88,6 @@ class ShippedVerifier:
 
     def _calibrated(self, logit: float) -> float:
         return self._slope * logit + self._offset
-
-
-def probability(score: float) -> float:
-    """Of log-odds."""
-    return 1 / (1 + math.exp(-score)) if score > -700 else 0.0
 
 
 def build(spec: str, threads: int) -> Verifier | None:

@@ -25,7 +25,7 @@ from backends.build import build
 from backends.protocol import Backend, reveal
 from gateway import errors
 from gateway.admission import Admission
-from gateway.api import admin, chat, dashboard, embeddings, health, models, passthrough
+from gateway.api import admin, chat, dashboard, embeddings, feedback, health, models, passthrough
 from gateway.api.auth import AdminKey, Auth, KeyAuth, OpenAuth, TransparentAuth
 from gateway.api.endpoint import BODY_MOST, Door, Endpoint
 from gateway.api.guards import operators, viewing
@@ -95,6 +95,7 @@ class _Parts:
     admission: Admission
     answers: Answers
     pipeline: Pipeline
+    control: Control
     warmer: Warmer
     telemetry: Telemetry | None
 
@@ -123,6 +124,7 @@ def create_app(settings: Settings, processes: int = 1) -> Application:
         app.add_exception_handler(kind, _refuse)
     hot: dict[tuple[str, str], Endpoint] = {
         ("POST", "/v1/chat/completions"): chat.ChatEndpoint(parts.pipeline, door),
+        ("POST", "/v1/feedback"): feedback.FeedbackEndpoint(parts.control, door),
         ("POST", "/v1/embeddings"): embeddings.EmbeddingsEndpoint(parts.answers, parts.dispatch, relay),
     }
     return Application(hot, app, limit)
@@ -148,7 +150,7 @@ def _parts(settings: Settings, processes: int) -> _Parts:
     if registry is not None:
         registry.noted = partial(ledger.note, "tenants' files", "reload")
     return _Parts(settings, metrics, notes, backends, places, dispatch, registry, auth, counters, ledger, admission,
-                  answers, pipeline, warmer, _telemetry(settings, notes))  # fmt: skip
+                  answers, pipeline, Control(answers, pipeline), warmer, _telemetry(settings, notes))  # fmt: skip
 
 
 def _lifespan(parts: _Parts) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
@@ -195,7 +197,7 @@ def _add_routes(app: FastAPI, parts: _Parts) -> None:
         api = admin.router(key, ledger.note)
         admin.prefix_routes(api, parts.backends, parts.warmer)
         admin.tenant_routes(api, parts.registry, parts.places, parts.admission, ledger)
-        admin.cache_routes(api, Control(answers, parts.pipeline), parts.auth)
+        admin.cache_routes(api, parts.control, parts.auth, parts.tenants, settings.policy().rules)
         app.include_router(api)
         app.include_router(figures.router("/admin/usage", operators(key)))
     if not settings.transparent:

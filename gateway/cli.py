@@ -275,6 +275,17 @@ def feedback(
 
 
 @cache_app.command()
+def risk(
+    tenant: Annotated[str, typer.Option(help="Whose; all, where it is not said.")] = "",
+    url: UrlOption = GATEWAY,
+) -> None:
+    """Say how often semantic hits were wrong, and what each max_wrong_rate would serve."""
+    from gateway.cache import commands
+
+    commands.risk(url, tenant)
+
+
+@cache_app.command()
 def explain(
     request: Annotated[str, typer.Argument(help="A question, or a file with a chat completion request as JSON.")],
     model: Annotated[str, typer.Option(help="Which model it is for, where only a question is given.")] = "smollm2",

@@ -60,6 +60,7 @@ _NOT_OURS = frozenset(
         b"reason",
         b"entry",
         b"similarity",
+        b"score",
         b"backend",
         b"model",
         b"prompt-cache",

@@ -67,6 +67,14 @@ class NotCached(Exception):
     """`Cache-Control: only-if-cached`, and nothing was found."""
 
 
+class UnknownAnswer(Exception):
+    """Nobody knows the stored answer that is meant."""
+
+
+class StoreBusy(Exception):
+    """The store does not take what a command needs it to take."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """How a failed request is answered."""
@@ -121,6 +129,8 @@ _TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (Limited, 429, "rate_limit_error", "rate_limit_exceeded"),
     (BudgetSpent, 402, "insufficient_quota", "budget_spent"),
     (NotCached, 504, "cache_error", "not_cached"),
+    (UnknownAnswer, 404, "invalid_request_error", "unknown_answer"),
+    (StoreBusy, 503, "cache_error", "store_busy"),
     (NobodyLeft, 503, "server_error", "backends_unavailable"),
     (BackendStarting, 503, "server_error", "backend_starting"),
     (BackendTimeout, 504, "server_error", "upstream_timeout"),

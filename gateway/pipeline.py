@@ -7,6 +7,7 @@ import random
 import time
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 import orjson
 
@@ -20,14 +21,18 @@ from gateway.cache.key import Scope, key_digest
 from gateway.cache.lookup import Lookup
 from gateway.cache.question import Question, without_history
 from gateway.computation import Computation
-from gateway.dispatch import Dispatch, forwarded
+from gateway.dispatch import Dispatch, Told, forwarded
 from gateway.errors import BudgetSpent, Limited, NotCached, Unable
-from gateway.exchange import Incoming, Served
+from gateway.exchange import Incoming, Served, Ticket
+from gateway.logs import new_id
 from gateway.sharing import Sharing
 from gateway.tenant import Tenant
 from policies.cacheability import wants_variety
 from policies.controls import is_litellm_control, parse_controls
 from policies.retry import TRANSIENT
+
+CONSULT_SECONDS = 30.0
+"""A judge that takes longer has no say."""
 
 
 class Pipeline:
@@ -50,11 +55,12 @@ class Pipeline:
         flying = Computation(self._answers, self._admission, ticket, ask, question, lookup, scope, shape, started)
         if lookup.entry is not None:
             if (served := flying.replayed(lookup)) is not None:
+                self._answers.note_served(request.id, question, lookup)
                 if lookup.tier == "stale":
                     self._compute_behind(flying, Lookup("miss", "revalidate"), "refresh")
                 elif lookup.tier == "semantic" and random.random() < question.rules.audit:
                     audited = Lookup(
-                        "miss", "audit", similarity=lookup.similarity, score=lookup.score, near=lookup.near
+                        "miss", "audit", similarity=lookup.similarity, score=lookup.score, near=lookup.nearest
                     )
                     self._compute_behind(flying, audited, "audit")
                 return served
@@ -97,7 +103,9 @@ class Pipeline:
         if wants_variety(view, rules):
             key = key_digest(digest, view.question, self._answers.turn(key, rules.buckets))
         redacted = self._dispatch.redaction(tenant)
-        return ask, Question(key, digest, tenant.name, view, controls, rules, user, redacted), scope, options
+        consult = partial(self._consult, tenant) if rules.judge is not None else None
+        question = Question(key, digest, tenant.name, view, controls, rules, user, consult, redacted)
+        return ask, question, scope, options
 
     async def close(self) -> None:
         """Let the refreshing of stale answers go."""
@@ -133,6 +141,27 @@ class Pipeline:
         if not flying.shareable:
             return flying.served(await flying.open())
         return await self._sharing.shared(flying)
+
+    async def _consult(self, tenant: Tenant, model: str, prompt: str) -> str:
+        """What a model says to a prompt, asked in a tenant's name. Raises what `Admission.open` raises, or
+        TimeoutError."""
+        fields = {"model": model, "messages": [{"role": "user", "content": prompt}]}
+        ask = Ask("/chat/completions", "", {}, orjson.dumps(fields), model, tenant, fields)
+        ticket = Ticket(
+            tenant, tenant.limits("", model), holder=new_id(), surface=openai_chat.SURFACE, told=True, behind="judge"
+        )
+        async with asyncio.timeout(CONSULT_SECONDS):
+            dispatched = await self._admission.open(ticket, ask)
+            told = Told(None, 0, 0)
+            try:
+                reply = dispatched.reply
+                body = reply.whole if reply.whole is not None else b"".join([chunk async for chunk in reply.chunks()])
+                answer = openai_chat.answer_from_json(body)
+                told = Told(answer.usage, len(body), 0)
+            finally:
+                dispatched.settle(told)
+                await dispatched.reply.close()
+        return openai_chat.text_of(orjson.dumps(answer.body))
 
     def _compute_behind(self, flying: Computation, lookup: Lookup, why: str) -> None:
         """Compute a fresh answer behind the back of somebody who has got a stored one, once at a time."""

@@ -14,6 +14,15 @@ Sampling = Literal["reuse", "exact-only", "never"]
 
 
 @dataclass(frozen=True, slots=True)
+class Judge:
+    """A model that judges, and how often a day it may be asked; `hits`: it has the last word on semantic hits, too."""
+
+    model: str
+    hits: bool = False
+    per_day: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
 class CacheRules:
     """What a tenant's cache section says. Seconds; `threshold` is a cosine."""
 
@@ -42,6 +51,8 @@ class CacheRules:
     """Whether semantic hits are only counted, not served."""
     audit: float = 0.02
     """The share of semantic hits that are computed as well."""
+    judge: Judge | None = None
+    """A model that is asked where rules cannot tell whether two answers are the same."""
     drops_history: bool = False
     """Whether a last turn that stands alone is matched without the turns before it."""
 

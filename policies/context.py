@@ -1,6 +1,7 @@
 """Does the last turn of a conversation mean the same whatever was said before?
 
-"What is the boiling point of ethanol?" does; "And at two bar?", "How do I turn that off?", "What does the garage cost?" do
+"What is the boiling point of ethanol?" does; "And at two bar?", "How do I turn that off?", "What does the garage "
+"cost?" do
 not, nor does any question after "please answer in French from now on". A turn stands alone only if nothing in it points
 back and nothing before it points forward; every doubt keeps the history. Rules after the classes of Halliday and
 Hasan, Cohesion in English (1976): reference, substitution, ellipsis, conjunction, lexical cohesion.
@@ -18,9 +19,11 @@ from policies.similarity.text import EMPTY
 FEWEST = 3
 """So many words with a meaning a turn needs to be a question of its own; two where it asks what something means."""
 _REFERENCE = re.compile(
-    r"\b(?:it|its|it's|itself|they|them|their|theirs|they're|he|she|him|his|her|hers|he's|she's|this|that(?! is\b| are\b)|"
+    r"\b(?:it|its|it's|itself|they|them|their|theirs|they're|he|she|him|his|her|hers|he's|she's|this|that(?! is\b|"
+    r" are\b)|"
     r"that's|these|those|there(?! (?:is|are|was|were|a|an|any)\b)|here|"
-    r"then|we|us|our|ours|we're|we've|my|mine|(?<!can )(?<!could )(?<!would )(?<!do )your?|i'm|i've|i'd|such an?|so far|until then|"
+    r"then|we|us|our|ours|we're|we've|my|mine|(?<!can )(?<!could )(?<!would )(?<!do )your?|i'm|i've|i'd|such an?|"
+    r"so far|until then|"
     r"the (?:same|other|others|former|latter|rest|above|following|previous|next|first|second|third|last) (?:one|ones|"
     r"option|point|step|version|part|thing|two|line|item|answer)?)\b",
     re.IGNORECASE,
@@ -32,24 +35,33 @@ _DEFINING = re.compile(
     r"\b(?:stands? for|short for|means?|meaning|definition|define|differences? between|rhymes? with)\b", re.IGNORECASE
 )
 _SUBSTITUTION = re.compile(
-    r"\b(?:one(?:s)?(?= (?:is|are|do|does|would|should|costs?|has|have)\b)|which (?:one|ones|of)|another|else|other|others|too|also|"
-    r"either(?! \w+ or)|instead|again|more(?!\s+than|\s+\w+\s+than)(?=\?|$| (?:detail|about|examples?|of)\b)|both(?! \w+ and)|"
+    r"\b(?:one(?:s)?(?= (?:is|are|do|does|would|should|costs?|has|have)\b)|which (?:one|ones|of)|another|else|other|"
+    r"others|too|also|"
+    r"either(?! \w+ or)|instead|again|more(?!\s+than|\s+\w+\s+than)(?=\?|$| (?:detail|about|examples?|of)\b)|"
+    r"both(?! \w+ and)|"
     r"do so|likewise|anymore|any more|besides|still|already|yet|now|back|finally|anyway)\b",
     re.IGNORECASE,
 )
 _ELLIPSIS = re.compile(
-    r"^\W*(?:and|but|or|so|also|then|because|what about|how about|ok|okay|yes|no|yeah|yep|nope|sure|right|exactly|why not|"
+    r"^\W*(?:and|but|or|so|also|then|because|what about|how about|ok|okay|yes|no|yeah|yep|nope|sure|right|exactly|"
+    r"why not|"
     r"why\W*$|how come\W*$|how so|since when|for how long\W*$|where\W*$|when\W*$|who\W*$|actually|sorry|correction|not|"
-    r"in that case|otherwise|make|shorten|rewrite|rephrase|translate|continue|go on|just|only|with|without|for|in|on|to|by|at|"
+    r"in that case|otherwise|make|shorten|rewrite|rephrase|translate|continue|go on|just|only|with|without|for|in|"
+    r"on|to|by|at|"
     r"from|after|before)\b",
     re.IGNORECASE,
 )
 _PLEASANTRY = re.compile(
-    r"^\W*(?:(?:thanks|thank you|thx|cheers|great|good|nice|perfect|cool|awesome|ok|okay|alright|wow|ha|haha|hi|hello|hey|got it|"
-    r"makes sense|i see|yes|no|anyway|new topic|while i'm waiting|a general question|different (?:question|topic))\b[^?]{0,40}?(?:[.!:;]+|,(?= (?:what|who|when|where|how|which|why|is|are|do|does|can)\b))\s*)+(?:(?:next|now|one "
-    r"(?:more|other|last) (?:question|thing)|another question|different (?:question|topic)|unrelated|change of topic|by the way|"
+    r"^\W*(?:(?:thanks|thank you|thx|cheers|great|good|nice|perfect|cool|awesome|ok|okay|alright|wow|ha|haha|hi|"
+    r"hello|hey|got it|"
+    r"makes sense|i see|yes|no|anyway|new topic|while i'm waiting|a general question|different (?:question|"
+    r"topic))\b[^?]{0,40}?(?:[.!:;]+|,(?= (?:what|who|when|where|how|which|why|is|are|do|does|"
+    r"can)\b))\s*)+(?:(?:next|now|one "
+    r"(?:more|other|last) (?:question|thing)|another question|different (?:question|topic)|unrelated|"
+    r"change of topic|by the way|"
     r"quick question|new topic|something else|also)\b[^:?]{0,30}[:,.–-]\s*)?"
-    r"|^\W*(?:another question|different (?:question|topic)|unrelated(?: question)?|change of topic|by the way|new topic|something (?:else|"
+    r"|^\W*(?:another question|different (?:question|topic)|unrelated(?: question)?|change of topic|by the way|"
+    r"new topic|something (?:else|"
     r"completely different)|one (?:more|other|last) (?:question|thing))\b[^:?]{0,30}[:,.–-]\s*",
     re.IGNORECASE,
 )
@@ -60,23 +72,34 @@ _QUESTION = re.compile(
 )
 _DEFINITE = re.compile(r"\bthe ((?:[\w'-]+ ?){1,4})", re.IGNORECASE)
 _UNIQUE = frozenset(
-    "difference differences capital population meaning definition history purpose cause causes symptoms speed distance height length "
-    "size weight boiling freezing melting chemical sum square area volume formula best most least largest smallest longest highest "
-    "tallest fastest oldest first biggest cheapest easiest safest main world sun moon earth internet us usa uk eu united european "
-    "sky sea ocean sahara nile amazon pacific atlantic name term word words number amount average maximum minimum standard correct right "
-    "usual normal typical legal advantages disadvantages pros benefits risks effect effects role process rules way ways plural "
-    "singular past roman british french german american great second starry bible pope president king queen human point "
+    "difference differences capital population meaning definition history purpose cause causes symptoms speed "
+    "distance height length "
+    "size weight boiling freezing melting chemical sum square area volume formula best most least largest smallest "
+    "longest highest "
+    "tallest fastest oldest first biggest cheapest easiest safest main world sun moon earth internet us usa uk eu "
+    "united european "
+    "sky sea ocean sahara nile amazon pacific atlantic name term word words number amount average maximum minimum "
+    "standard correct right "
+    "usual normal typical legal advantages disadvantages pros benefits risks effect effects role process rules way "
+    "ways plural "
+    "singular past roman british french german american great second starry bible pope president king queen human "
+    "point "
     "type types kind kinds phrase expression concept idea command keyboard".split()
 )
 """What may be spoken of as "the …" by somebody who has not introduced it."""
 _STANDING = re.compile(
-    r"\b(?:from now on|from here on|in mind|remember|note that|correction|typo|always|never|every time|whatever i|everything i|anything i|for the rest|until i say|in future|"
+    r"\b(?:from now on|from here on|in mind|remember|note that|correction|typo|always|never|every time|whatever i|"
+    r"everything i|anything i|for the rest|until i say|in future|"
     r"(?:answer|reply|respond|write|speak|talk|explain|say)s?\b[^.?!]{0,40}\b(?:in|as|like|with|without|using|only|briefly|shortly|simply)\b|"
-    r"keep (?:it|your|the|things|everything)|be (?:a|an|my|brief|short|concise|precise|honest|formal)|you(?:'re| are) (?:my|a|an|the|now)\b|"
+    r"keep (?:it|your|the|things|everything)|be (?:a|an|my|brief|short|concise|precise|honest|formal)|you(?:'re|"
+    r" are) (?:my|a|an|the|now)\b|"
     r"act as|pretend|imagine|play the|call me|no (?:basics|jargon|explanations?|comments?|code|emojis?|markdown)|"
-    r"only the|just the|nothing else|bullet|one sentence|step by step|simple (?:words|terms|language)|plain (?:english|language)|"
-    r"beginner|newbie|expert|experienced|years of experience|never (?:programmed|done|used|heard|learn)|first time|professional|"
-    r"native|i(?:'m| am) (?:a|an|new|not|in|from|allergic|vegan|vegetarian|pregnant|diabetic|\d)|(?:doctor|lawyer|engineer|teacher|nurse|"
+    r"only the|just the|nothing else|bullet|one sentence|step by step|simple (?:words|terms|language)|"
+    r"plain (?:english|language)|"
+    r"beginner|newbie|expert|experienced|years of experience|never (?:programmed|done|used|heard|learn)|first time|"
+    r"professional|"
+    r"native|i(?:'m| am) (?:a|an|new|not|in|from|allergic|vegan|vegetarian|pregnant|diabetic|\d)|(?:doctor|lawyer|"
+    r"engineer|teacher|nurse|"
     r"student|pupil|developer|admin|surgeon)\b|dialect|language|english|french|german|spanish|italian|units?\b|metric|imperial|dollars|euros)\b",
     re.IGNORECASE,
 )

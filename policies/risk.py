@@ -1,9 +1,9 @@
 """How sure must the verifier be, if at most this share of what is served may be wrong?
 
-Two sources say it. The calibration set (pairs that were labelled by hand, and that the verifier was not trained on) gives
-a limit before anything was served. Live evidence (fresh answers compared with the stored ones that were, or would have
-been, served in their place) moves it: up as soon as what was seen exceeds the allowance, down only when enough was
-seen to prove that less is safe.
+Two sources say it. The calibration set (pairs that were labelled by hand, and that the verifier was not trained on)
+gives a limit before anything was served. Live evidence (fresh answers compared with the stored ones that were, or
+would have been, served in their place) moves it: up as soon as what was seen exceeds the allowance, down only when
+enough was seen to prove that less is safe.
 
 Sources: exact binomial bound, Clopper and Pearson 1934; testing limits from the strictest on and stopping at the first
 that fails, Learn Then Test (Angelopoulos et al. 2021, fixed sequence); looking again and again at growing evidence, a
@@ -24,13 +24,17 @@ NEVER = math.inf
 """A limit that no score reaches."""
 LEVELS = 64
 """So many limits are tried; more would not tell more."""
-LATELY = 4
-"""What the allowance looks at, in units of the number of hits that one wrong one is allowed in: after a drift it takes no
-more than four wrong answers that were noticed until the limit rises."""
+LATELY = 2
+"""What the allowance looks at, in units of the number of hits that one wrong one is allowed in: after a drift it
+takes no more than three wrong answers that were noticed until the limit rises."""
 REMEMBERED = 16
 """What is remembered, in the same units: a proof wants more than an alarm."""
 MOST = 3200
 """What is remembered at most: as many as the strictest rate (0.5 %) asks for."""
+UNLUCKY = 3.0
+"""An entry may be so many times as bad as the whole; entries differ."""
+UNLUCKIEST = 0.15
+"""But no worse than this: two failures in a row lock it out, whatever the rate."""
 CREDIT = 1.0
 """A scope inherits what the whole has seen: one wrong answer alone does not speak against it."""
 
@@ -137,10 +141,12 @@ def everywhere(rate: float, calibration: float, pool: Pool) -> float:
 def narrowed(rate: float, limit: float, scope: Pool | None, entry: Sequence[bool]) -> float:
     """The same within one scope, for one entry; `entry`: of what is known of it, what was right.
 
-    A narrower pool inherits what the wider one says, and can only tighten it: a scope is believed after the second wrong
-    answer that the allowance has no room for, an entry never serves again after two.
+    A narrower pool inherits what the wider one says, and can only tighten it: a scope is believed after the second
+    wrong answer that the allowance has no room for; an entry is locked out as soon as chance does not explain its
+    failures, which is after the first or the second of them.
     """
-    if entry.count(False) > 1:
+    wrong = entry.count(False)
+    if wrong and 1 - _at_most(wrong - 1, len(entry), min(UNLUCKIEST, UNLUCKY * rate)) < 1 - CONFIDENCE:
         return NEVER
     return limit if scope is None else scope.limit(rate, limit, CREDIT)
 

@@ -1,8 +1,8 @@
 """Question pairs made by rule out of single questions: edits that change nothing, and edits that change the answer.
 
-Paraphrase data knows that far rewordings mean the same; what it lacks is that one word makes another question. The words
-are in `pairs/words.yaml`. A quarter of them, chosen by hash, is used for measuring only, never for training, so that a
-measurement tells about words the model was not shown.
+Paraphrase data knows that far rewordings mean the same; what it lacks is that one word makes another question. The
+words are in `pairs/words.yaml`. A quarter of them, chosen by hash, is used for measuring only, never for training, so
+that a measurement tells about words the model was not shown.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ class Editor:
     def _numerals(self, text: str) -> str:
         def digits(match: re.Match[str]) -> str:
             value = int(match[0])
-            return _NUMERALS[value] if value < len(_NUMERALS) else f"{value:,}" if 2100 < value else match[0]
+            return _NUMERALS[value] if value < len(_NUMERALS) else f"{value:,}" if value > 2100 else match[0]
 
         if _NUMBER.search(text):
             return _NUMBER.sub(digits, text, count=1)

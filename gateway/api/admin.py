@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -16,13 +16,15 @@ from backends.protocol import Backend, Duration
 from gateway.admission import Admission
 from gateway.api.auth import AdminKey, Auth
 from gateway.api.guards import Note, audited, guard
-from gateway.cache.control import Control, StoreBusy
+from gateway.cache.control import Control
 from gateway.ledger import Ledger
 from gateway.places import Places
 from gateway.reload import Registry
 from gateway.stores.contract import Selector
+from gateway.tenant import Tenant
 from gateway.tenants import File
 from gateway.warming import Warmer
+from policies.cacheability import CacheRules
 
 
 class Purge(BaseModel):
@@ -141,8 +143,10 @@ def _tenant(file: File, spent: Mapping[str, list[dict[str, Any]]]) -> dict[str, 
     return {**facts, "budget": spent.get(file.config.tenant, [])}
 
 
-def cache_routes(api: APIRouter, control: Control, auth: Auth) -> None:
-    """What can be done to a running gateway's answer cache."""
+def cache_routes(
+    api: APIRouter, control: Control, auth: Auth, tenants: Callable[[], Iterable[Tenant]], default: CacheRules
+) -> None:
+    """What can be done to a running gateway's answer cache; `default`: the rules of whoever has no file."""
 
     @api.get("/cache/stats")
     async def stats() -> dict[str, Any]:
@@ -156,20 +160,19 @@ def cache_routes(api: APIRouter, control: Control, auth: Auth) -> None:
         if selector == Selector() and not purge.all:
             message = "say what to purge: entry, tag, model, tenant or older_than; or all: true"
             return JSONResponse({"error": {"message": message}}, 400)
-        try:
-            return JSONResponse(await control.purge(selector, purge.dry_run))
-        except StoreBusy as error:
-            return JSONResponse({"error": {"message": str(error)}}, 503)
+        return JSONResponse(await control.purge(selector, purge.dry_run))
 
     @api.post("/cache/feedback")
-    async def feedback(report: Feedback) -> JSONResponse:
+    async def feedback(report: Feedback) -> dict[str, Any]:
         """A stored answer was wrong for a question, or altogether: it is not served so again."""
-        try:
-            return JSONResponse(await control.bad_hit(report.entry, report.question))
-        except LookupError as error:
-            return JSONResponse({"error": {"message": str(error)}}, 404)
-        except StoreBusy as error:
-            return JSONResponse({"error": {"message": str(error)}}, 503)
+        return await control.bad_hit(report.entry, report.question)
+
+    @api.get("/cache/risk")
+    async def risk(tenant: str = "") -> list[dict[str, Any]]:
+        """What is known of semantic hits, by tenant, and what each max_wrong_rate would serve."""
+        rules = {one.name: one.policy.rules for one in tenants()}
+        names = [tenant] if tenant else sorted({*rules, *control.tenants()})
+        return [control.risk(name, rules.get(name, default)) for name in names]
 
     @api.post("/explain")
     async def explain(asked: Explain) -> dict[str, Any]:

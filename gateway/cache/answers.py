@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from backends.protocol import Answer
+from gateway.cache.arbiter import Arbiter
 from gateway.cache.asking import Asking
 from gateway.cache.choice import Chooser, Considered
-from gateway.cache.evidence import Evidence
+from gateway.cache.evidence import Evidence, Hit
 from gateway.cache.feed import Feed
+from gateway.cache.key import group_digest
 from gateway.cache.learning import Learning
 from gateway.cache.lookup import Found, Lookup, Tier
 from gateway.cache.memory import Memory, cost
@@ -61,6 +63,7 @@ class Answers:
         """None: exact answers only."""
         self.evidence: Evidence | None = None
         """What is known of semantic hits, where there are some."""
+        self.arbiter = Arbiter()
         self.learning = Learning(self)
         self.shared = shared
         self.metrics = metrics
@@ -84,10 +87,9 @@ class Answers:
     def use(self, semantic: Semantic) -> None:
         """Have a semantic tier; to be called before `open`."""
         verifier = semantic.verifier
-        start = semantic.threshold if verifier is None else semantic.accept
         calibration = () if verifier is None else verifier.calibration
         judge = "cosine" if verifier is None else verifier.fingerprint
-        self.semantic, self.evidence = semantic, Evidence(calibration, start, judge)
+        self.semantic, self.evidence = semantic, Evidence(calibration, judge)
         self._chooser = Chooser(self, semantic, self.evidence)
 
     async def open(self) -> None:
@@ -199,6 +201,13 @@ class Answers:
         except Exception:
             self.fault("semantic")
             return False
+
+    def note_served(self, request: str, question: Question, lookup: Lookup) -> None:
+        """Remember which answer a request got, for whoever reports on it."""
+        if self.evidence is not None and lookup.entry is not None:
+            group = group_digest(question) if lookup.tier == "semantic" else b""
+            score = lookup.score if lookup.tier == "semantic" else None
+            self.evidence.served(request, Hit(question.tenant, question.key, lookup.entry.key, group, score))
 
     def denies(self, question: Question, key: bytes) -> bool:
         """Whether that answer was reported wrong for this question."""

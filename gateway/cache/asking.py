@@ -58,8 +58,8 @@ class Asking:
     ) -> Key | None:
         """The flight of the nearest question that may share its answer and wants it in the same shape.
 
-        `denies(key)`: whether the answer under that key was reported wrong for this question; `agrees(other)`: whether one
-        answer serves this question and another one.
+        `denies(key)`: whether the answer under that key was reported wrong for this question; `agrees(other)`:
+        whether one answer serves this question and another one.
         """
         text = question.view.question
         asked = _living(self._asked.get(question.scope, []))

@@ -71,7 +71,7 @@ class Chooser:
         if similarity.veto(text, other):
             return False
         score = await self._semantic.score(text, other)
-        return score is None or score >= self._evidence.limit(question, group_digest(question), b"")
+        return score is None or score >= self._limit(question, b"")
 
     async def consider(self, question: Question, text: str, nearest: list[tuple[bytes, float]]) -> list[Considered]:
         """Every candidate, whether it would be served or not."""
@@ -84,30 +84,40 @@ class Chooser:
 
     async def _considered(self, question: Question, text: str, found: Found, cosine: float) -> Considered:
         wording = found.wording or ""
-        refused, score, limit = self._objection(question, text, found), None, None
+        refused, score, limit = self._objection(question, text, found, cosine), None, None
         if not refused and cosine < question.threshold(self._semantic.threshold):
             refused = "below-threshold"
-        if not refused:
-            limit = self._evidence.limit(question, group_digest(question), found.entry.key)
+        judge = question.rules.judge
+        if not refused and judge is not None and judge.hits:
+            answer = openai_chat.text_of(found.entry.body)
+            refused = "" if await self._answers.arbiter.serves(question, wording, answer) else "judge"
+        elif not refused:
+            limit = self._limit(question, found.entry.key)
             score = await self._semantic.score(text, wording)
             score = cosine if score is None else score
             if score < limit:
                 refused = "evidence" if self._semantic.verifier is None else "verifier"
         return Considered(found.entry, wording, cosine, score, limit, refused)
 
+    def _limit(self, question: Question, entry: bytes) -> float:
+        """The score that an entry must reach: by evidence, or before there is any what the config says."""
+        semantic = self._semantic
+        least = question.threshold(semantic.threshold) if semantic.verifier is None else semantic.accept
+        return self._evidence.limit(question, group_digest(question), entry, least)
+
     def _least(self, question: Question) -> float:
         """The cosine of what is looked at: without a verifier also what might become an alias."""
         grey = question.rules.grey if self._semantic.verifier is None else 0.0
         return question.threshold(self._semantic.threshold) - grey
 
-    def _objection(self, question: Question, text: str, found: Found) -> str:
+    def _objection(self, question: Question, text: str, found: Found, cosine: float) -> str:
         """What speaks against giving this question that entry's answer, whatever the verifier says."""
         wording = found.wording or ""
         if self._answers.denies(question, found.entry.key):
             return "veto-reported"
         if self._semantic.languages == "en" and not is_english(wording):
             return "veto-language"
-        guards = similarity.GUARDS if self._semantic.verifier is None else similarity.HARD
+        guards = similarity.GUARDS if self._semantic.verifier is None else similarity.hard(cosine)
         if veto := similarity.veto(text, wording, guards):
             return f"veto-{veto}"
         if similarity.answer_tells(text, wording, openai_chat.text_of(found.entry.body)):
@@ -115,10 +125,10 @@ class Chooser:
         return ""
 
     def _accept(self, lookup: Lookup, question: Question, one: Considered) -> None:
-        lookup.similarity, lookup.score, lookup.near = one.cosine, one.score, one.entry.key
-        lookup.nearest, lookup.reason = one.entry.key, ""
+        lookup.similarity, lookup.score, lookup.nearest, lookup.reason = one.cosine, one.score, one.entry.key, ""
+        lookup.near = None  # of one that was refused before
         if question.rules.shadow:
-            lookup.reason = "shadow"
+            lookup.reason, lookup.near = "shadow", one.entry.key
         else:
             lookup.tier, lookup.entry = "semantic", one.entry
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from urllib.parse import quote
 
 from gateway.operator import ask
 
@@ -28,6 +29,29 @@ def purge(url: str, conditions: dict[str, Any]) -> None:
     print(f"{done['entries']:,} answers ({done['bytes']:,} bytes) {verb}")
 
 
+def risk(url: str, tenant: str) -> None:
+    """Print what is known of semantic hits, and what each `max_wrong_rate` would serve. Raises `ConfigError`."""
+    for told in ask("GET", url, f"/admin/cache/risk?tenant={quote(tenant)}", TIMEOUT):
+        if told["mode"] == "off":
+            print(f"{told['tenant']}: the semantic tier is off")
+            continue
+        verb = "would be served" if told["mode"] == "shadow" else "may be served"
+        print(
+            f"{told['tenant']}: {told['mode']}, max_wrong_rate {told['max_wrong_rate']:.1%}, audit {told['audit']:.0%}"
+        )
+        seen = {True: "right", False: "wrong", None: "unsure"}
+        counts = ", ".join(f"{one['count']:,} {seen[one['right']]} ({one['source']})" for one in told["observations"])
+        print(f"  {told['lookups']:,} semantic lookups since the start; compared: {counts or 'nothing yet'}")
+        print(f"  {'max_wrong_rate':>14}  {'limit':>7}  {verb:>16}  {'compared':>8}  {'wrong':>5}  95 % interval")
+        for row in told["rates"]:
+            limit = "none" if row["limit"] is None else f"{row['limit']:.2f}"
+            low, high = row["wrong_rate"]
+            between = f"{low:.1%} to {high:.1%}" if row["compared"] else "nothing known"
+            mark = "* " if row["in_force"] else "  "
+            print(f"{mark}{row['max_wrong_rate']:>14.1%}  {limit:>7}  {row['served']:>16.1%}  "
+                  f"{row['compared']:>8}  {row['wrong']:>5}  {between}")  # fmt: skip
+
+
 def feedback(url: str, entry: str, question: str | None) -> None:
     """Report a wrong answer. Raises `ConfigError`."""
     done = ask("POST", url, "/admin/cache/feedback", TIMEOUT, {"entry": entry, "question": question})
@@ -46,7 +70,10 @@ def explain(url: str, request: dict[str, Any], headers: dict[str, str]) -> None:
         print(f"  entry {entry['entry']}, {_age(entry['age'])} old: {entry['question']!r}")
     for near in told["nearest"]:
         verdict = near["refused"] or "would be served"
-        print(f"  {near['similarity']:.4f}  {verdict:20}  {near['question']!r}")
+        score = "" if near["score"] is None else f"{near['score']:+.2f}"
+        if near["limit"] is not None:
+            score += f" of {near['limit']:+.2f}"
+        print(f"  {near['similarity']:.4f}  {score:16}  {verdict:20}  {near['question']!r}")
     for other in told["elsewhere"]:
         differs = ", ".join(other["differs"]) or "nothing that was noted"
         print(f"  the same question, {_age(other['age'])} ago, differs in: {differs}")

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ByteSize, Field, field_validator
 from backends.protocol import Duration, Section
 from gateway.settings_file import nearest
 from policies import volatility
-from policies.cacheability import CacheRules, Sampling
+from policies.cacheability import CacheRules, Judge, Sampling
 
 LOOKUP_DEADLINE = 0.050
 
@@ -19,7 +19,7 @@ def _share(value: object) -> object:
     """`"2%"` → 0.02; numbers are shares already."""
     if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value)):
         return float(match[1]) / 100
-    if isinstance(value, str) or isinstance(value, bool):
+    if isinstance(value, str | bool):
         raise ValueError(f"a share is a number from 0 to 1 or a percentage like 2%, not {value!r}")
     return value
 
@@ -38,24 +38,31 @@ class JudgeConfig(Section):
     per_day: int = Field(default=1000, ge=1)
     """So often it is asked in a day; then rules alone decide, and hits are refused."""
 
+    def judge(self) -> Judge:
+        return Judge(self.model, self.decides == "hits", self.per_day)
+
 
 class SemanticConfig(Section):
     """Answers to the same question in other words."""
 
     mode: Literal["serve", "shadow"] = "serve"
-    """`shadow`: semantic hits are not served but counted, and compared with the fresh answers (`hitherto cache risk`)."""
+    """`shadow`: semantic hits are not served but counted, and compared with the fresh answers (`hitherto cache
+    risk`)."""
     max_wrong_rate: Share = Field(default=0.02, gt=0.0, le=0.5)
     """The share of semantic hits that may be wrong, like 1%: what is served is chosen so that it is kept."""
     threshold: float | None = Field(default=None, ge=0.0, le=1.0)
-    """The cosine that a stored question must reach beside that; by default 0.6 where a verifier decides, 0.85 without."""
+    """The cosine that a stored question must reach beside that; by default 0.5 where a verifier decides, 0.85
+    without."""
     audit: Share = Field(default=0.02, ge=0.0, le=1.0)
     """The share of semantic hits that are computed as well, in the background, to see whether they were right."""
     history: Literal["exact", "standalone"] = "exact"
-    """`standalone`: a last turn that means the same whatever was said before may meet an answer from another conversation."""
+    """`standalone`: a last turn that means the same whatever was said before may meet an answer from another
+    conversation."""
     judge: JudgeConfig | None = None
     """A model that is asked where rules cannot tell whether two answers are the same."""
     alias_margin: float = Field(default=0.10, ge=0.0, le=1.0)
-    """Without a verifier: a question this little below the threshold becomes an alias if its fresh answer is the neighbour's."""
+    """Without a verifier: a question this little below the threshold becomes an alias if its fresh answer is the
+    neighbour's."""
     share_in_flight: bool = False
     """Whether a question may share the answer that a nearly identical one is getting just now."""
     deadline: Duration = Field(default=LOOKUP_DEADLINE, gt=0)
@@ -113,6 +120,7 @@ class TenantCacheConfig(Section):
             max_wrong_rate=semantic.max_wrong_rate,
             shadow=semantic.mode == "shadow",
             audit=semantic.audit,
+            judge=semantic.judge.judge() if semantic.judge is not None else None,
             drops_history=semantic.history == "standalone",
             ttl=self.ttl,
             sampling="reuse" if isinstance(self.sampling, BucketsConfig) else self.sampling,

@@ -7,19 +7,18 @@ import time
 from typing import Any
 
 from gateway.cache.answers import Answers
+from gateway.cache.evidence import Hit
 from gateway.cache.key import Scope, key_digest
 from gateway.cache.question import Question
+from gateway.errors import StoreBusy, UnknownAnswer
 from gateway.pipeline import Pipeline
 from gateway.stores.contract import Entry, Selector
 from gateway.tenant import Tenant
 from policies import cacheability, volatility
+from policies.cacheability import CacheRules
 
 ELSEWHERE = 5
 """How many entries with the same question in other scopes an explanation names."""
-
-
-class StoreBusy(Exception):
-    """The store does not take what an operator's command needs it to take."""
 
 
 class Control:
@@ -41,28 +40,85 @@ class Control:
                 raise StoreBusy("forgotten here, but the store takes no writes just now: it will be tried again")
         return {"entries": len(found), "bytes": sum(size for _, _, size in found), "dry_run": dry_run}
 
-    async def bad_hit(self, entry: str, question: str | None) -> dict[str, Any]:
+    async def bad_hit(self, entry: str, question: str | None, tenant: str | None = None) -> dict[str, Any]:
         """A wrong answer was served. Never again for this question; without one, or for its own, the entry goes.
 
-        `entry`: the beginning of its key, as `x-hitherto-entry` told it. Raises LookupError.
+        `entry`: the beginning of its key, as `x-hitherto-entry` told it, of any tenant or of one. Raises
+        `UnknownAnswer`.
         """
-        answers = self._answers
-        await answers.settled()
-        found = [key for key, _, _ in await answers.aside(answers.store.find, Selector(entry=entry))]
-        stored = [one for key in found if (one := await answers.aside(answers.store.get, key)) is not None]
-        targets = [one for one in stored if one.target is None]
-        if len(targets) != 1:
-            raise LookupError(f"{len(targets)} entries begin with {entry!r}")
-        bad = targets[0]
+        bad = await self._entry(entry, tenant)
         if question is None or question == bad.question:
             await self.purge(Selector(entry=bad.key.hex()))
             return {"entry": _id(bad.key), "removed": True, "denied": False}
         asked = key_digest(bad.scope, question)
-        answers.deny(asked, bad.key)
-        await answers.aside(answers.store.deny, asked, bad.key)
-        if any(one.key == asked for one in stored):  # it had become an alias
-            await self.purge(Selector(entry=asked.hex()))
+        semantic, score = self._answers.semantic, None
+        if semantic is not None and bad.question is not None:
+            score = await semantic.score(question, bad.question)
+        return await self._deny(bad, Hit(bad.tenant, asked, bad.key, b"", score))
+
+    async def report(self, tenant: str, entry: str, question: str, correct: bool) -> dict[str, Any]:
+        """What a tenant says of an entry's answer to a question. Raises `UnknownAnswer`."""
+        if not correct:
+            return await self.bad_hit(entry, question, tenant)
+        return {"entry": _id((await self._entry(entry, tenant)).key), "removed": False, "denied": False}
+
+    async def report_served(self, tenant: str, request: str, correct: bool) -> dict[str, Any]:
+        """What a tenant says of the stored answer that a request of its got. Raises `UnknownAnswer`."""
+        evidence = self._answers.evidence
+        hit = evidence.hit(request) if evidence is not None else None
+        if hit is None or hit.tenant != tenant:
+            raise UnknownAnswer(f"this gateway process does not remember that request {request!r} got a stored answer")
+        entry = await self._entry(hit.entry.hex(), tenant)
+        if not correct:
+            if hit.asked != entry.key:
+                return await self._deny(entry, hit)
+            await self.purge(Selector(entry=entry.key.hex()))
+        elif hit.score is not None:
+            self._answers.learning.observe(hit, True, "feedback")
+        return {"entry": _id(entry.key), "removed": not correct, "denied": False}
+
+    async def _deny(self, bad: Entry, hit: Hit) -> dict[str, Any]:
+        """Never again serve an entry to that question, and let it be evidence."""
+        answers = self._answers
+        answers.deny(hit.asked, bad.key)
+        await answers.aside(answers.store.deny, hit.asked, bad.key)
+        if hit.score is not None:
+            answers.learning.observe(hit, False, "feedback")
+        alias = await answers.aside(answers.store.get, hit.asked)
+        if alias is not None and alias.target == bad.key:
+            await self.purge(Selector(entry=hit.asked.hex()))
         return {"entry": _id(bad.key), "removed": False, "denied": True}
+
+    async def _entry(self, beginning: str, tenant: str | None) -> Entry:
+        answers = self._answers
+        await answers.settled()
+        selector = Selector(entry=beginning, tenant=tenant or "")
+        found = [key for key, _, _ in await answers.aside(answers.store.find, selector)]
+        stored: list[Entry] = [one for key in found if (one := await answers.aside(answers.store.get, key)) is not None]
+        targets = [one for one in stored if one.target is None]
+        if len(targets) != 1:
+            raise UnknownAnswer(f"{len(targets)} entries begin with {beginning!r}")
+        return targets[0]
+
+    def tenants(self) -> list[str]:
+        """Whose semantic hits something is known of."""
+        return self._answers.evidence.tenants() if self._answers.evidence is not None else []
+
+    def risk(self, tenant: str, rules: CacheRules) -> dict[str, Any]:
+        """What is known of a tenant's semantic hits, and what each `max_wrong_rate` would serve."""
+        evidence = self._answers.evidence
+        mode = "off" if evidence is None or not rules.semantic else "shadow" if rules.shadow else "serve"
+        told = {"mode": mode, "max_wrong_rate": rules.max_wrong_rate, "audit": rules.audit}
+        return told | (
+            evidence.report(tenant, rules.max_wrong_rate, self._least(rules))
+            if evidence is not None
+            else {"tenant": tenant}
+        )
+
+    def _least(self, rules: CacheRules) -> float:
+        semantic = self._answers.semantic
+        assert semantic is not None
+        return semantic.accept if semantic.verifier is not None else rules.threshold or semantic.threshold
 
     async def statistics(self) -> dict[str, Any]:
         """What is stored, and what of it is in memory."""

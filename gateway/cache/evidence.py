@@ -22,6 +22,23 @@ RATES = (0.005, 0.01, 0.02, 0.05, 0.1)
 """What a report tells of."""
 
 
+HITS = 20_000
+"""So many requests are remembered with the stored answer that they got."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A stored answer that a request got."""
+
+    tenant: str
+    asked: bytes
+    """The key of its question."""
+    entry: bytes
+    group: bytes
+    score: float | None
+    """None where the question was the entry's own."""
+
+
 @dataclass(slots=True)
 class Tenant:
     """One tenant's evidence, and what it has asked since the start."""
@@ -39,14 +56,15 @@ class Tenant:
 class Evidence:
     """Observations of one gateway process, in pools: everything of a tenant, a scope class, an entry."""
 
-    def __init__(self, calibration: Sequence[tuple[float, bool]], start: float, judge: str) -> None:
-        """`calibration`: scores of labelled pairs; `start`: the limit where there are none; `judge`: whose scores count."""
+    def __init__(self, calibration: Sequence[tuple[float, bool]], judge: str) -> None:
+        """`calibration`: scores of labelled pairs; `judge`: whose scores count."""
         self._calibration = [Seen(score, same) for score, same in calibration]
-        self._start, self.judge = start, judge
+        self.judge = judge
+        self._hits: OrderedDict[str, Hit] = OrderedDict()
         self._tenants: dict[str, Tenant] = {}
         self._groups: OrderedDict[tuple[str, bytes], Pool] = OrderedDict()
         self._entries: OrderedDict[bytes, list[bool]] = OrderedDict()
-        self._limits: dict[tuple[str, float], tuple[int, float]] = {}
+        self._limits: dict[tuple[str, float, float], tuple[int, float]] = {}
         self._tested: dict[float, float] = {}
         self._ours: set[tuple[float, bytes]] = set()
         """What this process has observed, and will read in the store again."""
@@ -86,17 +104,28 @@ class Evidence:
         """An entry was replaced: what was known of it says nothing about the new answer."""
         self._entries.pop(entry, None)
 
-    def limit(self, question: Question, group: bytes, entry: bytes) -> float:
-        """The score that this entry must reach to serve this question."""
+    def limit(self, question: Question, group: bytes, entry: bytes, least: float) -> float:
+        """The score that this entry must reach to serve this question; `least`: where there is no calibration."""
         rate, name = question.rules.max_wrong_rate, question.tenant
-        tenant, known = self._tenants.get(name), self._entries.get(entry, ())
+        tenant, known, first = self._tenants.get(name), self._entries.get(entry, ()), self._first(rate, least)
         if tenant is None:
-            return self._first(rate)
-        version, everywhere = self._limits.get((name, rate), (-1, 0.0))
+            return first
+        version, everywhere = self._limits.get((name, rate, first), (-1, 0.0))
         if version != tenant.version:
-            everywhere = risk.everywhere(rate, self._first(rate), tenant.pool)
-            self._limits[name, rate] = tenant.version, everywhere
+            if len(self._limits) > POOLS:
+                self._limits.clear()
+            everywhere = risk.everywhere(rate, first, tenant.pool)
+            self._limits[name, rate, first] = tenant.version, everywhere
         return risk.narrowed(rate, everywhere, self._groups.get((name, group)), known)
+
+    def served(self, request: str, hit: Hit) -> None:
+        """Remember which answer a request got, in case somebody says something about it."""
+        self._hits[request] = hit
+        if len(self._hits) > HITS:
+            self._hits.popitem(last=False)
+
+    def hit(self, request: str) -> Hit | None:
+        return self._hits.get(request)
 
     def looked(self, tenant: str, best: float | None) -> None:
         """A semantic lookup: the best score of its candidates, if one was scored."""
@@ -107,12 +136,12 @@ class Evidence:
             if len(known.best) > 2 * risk.MOST:
                 del known.best[: risk.MOST]
 
-    def report(self, tenant: str, rate: float) -> dict[str, Any]:
+    def report(self, tenant: str, rate: float, least: float) -> dict[str, Any]:
         """What is known of a tenant's hits, and what each `max_wrong_rate` would serve. `rate`: the one in force."""
         known = self._tenants.get(tenant, Tenant())
         rows = []
         for each in sorted({*RATES, rate}):
-            limit = risk.everywhere(each, self._first(each), known.pool)
+            limit = risk.everywhere(each, self._first(each, least), known.pool)
             inside = [one for one in known.pool.seen if one.score >= limit]
             wrong = sum(not one.right for one in inside)
             rows.append(
@@ -139,10 +168,10 @@ class Evidence:
         """The share of lookups that had a candidate with a score."""
         return min(1.0, len(known.best) / known.lookups) if known.lookups else 0.0
 
-    def _first(self, rate: float) -> float:
+    def _first(self, rate: float, least: float) -> float:
         """The limit before any evidence."""
         if not self._calibration:
-            return self._start
+            return least
         if rate not in self._tested:
             self._tested[rate] = risk.tested_limit(self._calibration, rate)
         return self._tested[rate]

@@ -16,10 +16,9 @@ from typing import Any
 import orjson
 
 from backends.dialects.openai_chat import answer_from_json, view
-from embedder.verifier import probability
 from gateway.cache.answers import Answers
 from gateway.cache.key import Scope, key_digest
-from gateway.cache.lookup import Lookup
+from gateway.cache.lookup import Lookup, probability
 from gateway.cache.question import Question, without_history
 from gateway.cache.semantic import Semantic
 from gateway.metrics import Metrics

@@ -6,12 +6,14 @@ evidence for the limit (`evidence`).
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from backends.dialects import openai_chat
+from gateway.cache.evidence import Hit
 from gateway.cache.key import group_digest
 from gateway.cache.lookup import Lookup
 from gateway.cache.question import Question
@@ -30,19 +32,12 @@ WAITING = 16
 """So many comparisons may wait; more are not made: they are no request's business."""
 
 
-class Judge(Protocol):
-    """Somebody better at comparing answers, who is asked where the rules cannot tell."""
-
-    async def verdict(self, question: Question, wording: str, stored: str, fresh: str) -> Verdict: ...
-
-
 class Learning:
     """Compares answers aside, one after the other."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._waiting = 0
-        self.judge: Judge | None = None
 
     async def compare(self, question: Question, lookup: Lookup, fresh: Entry) -> None:
         """Compare a fresh answer with that of `lookup.near`, and keep what that tells."""
@@ -58,9 +53,13 @@ class Learning:
             if not old or not new:
                 return
             verdict = await self._verdict(question, found.wording or "", old, new)
-            if lookup.score is not None:
+            # Hits are audited one in so many, so of the refused ones no more may count, or they would seem to be most.
+            counts = source != "grey" or random.random() < question.rules.audit
+            if lookup.score is not None and counts:
                 right = {"same": True, "different": False, "unsure": None}[verdict]
-                self.observe(question, found.entry.key, lookup.score, right, source)
+                group = group_digest(question)
+                hit = Hit(question.tenant, question.key, found.entry.key, group, lookup.score)
+                self.observe(hit, right, source)
                 if right is False and source == "audit":
                     answers.deny(question.key, found.entry.key)
                     await answers.aside(answers.store.deny, question.key, found.entry.key)
@@ -71,12 +70,12 @@ class Learning:
         finally:
             self._waiting -= 1
 
-    def observe(self, question: Question, entry: bytes, score: float, right: bool | None, source: Source) -> None:
-        """Keep an observation, here and in the store."""
+    def observe(self, hit: Hit, right: bool | None, source: Source) -> None:
+        """Keep an observation of a hit with a score, here and in the store."""
         answers = self._answers
-        assert answers.evidence is not None
-        observation = Observation(time.time(), question.tenant, group_digest(question), entry, question.key, score,
-                                  right, source, answers.evidence.judge)  # fmt: skip
+        assert answers.evidence is not None and hit.score is not None
+        observation = Observation(time.time(), hit.tenant, hit.group, hit.entry, hit.asked, hit.score, right, source,
+                                  answers.evidence.judge)  # fmt: skip
         answers.evidence.add(observation)
         answers.writer.observe(observation)
         told = {True: "right", False: "wrong", None: "unsure"}[right]
@@ -86,9 +85,7 @@ class Learning:
         verdict = compared(old, new, None)
         if verdict == "unsure":
             verdict = compared(old, new, await self._cosine(old, new))
-        if verdict == "unsure" and self.judge is not None:
-            verdict = await self.judge.verdict(question, wording, old, new)
-        return verdict
+        return verdict if verdict != "unsure" else await self._answers.arbiter.compare(question, wording, old, new)
 
     async def _cosine(self, old: str, new: str) -> float | None:
         """How near two answers are: the cosine of the means of their parts' vectors."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -12,6 +13,11 @@ if TYPE_CHECKING:  # numpy and faiss are not there where only exact answers are 
     from gateway.cache.semantic import Neighbours
 
 Tier = Literal["exact", "semantic", "alias", "stale", "miss", "bypass"]
+
+
+def probability(score: float) -> float:
+    """Of log-odds."""
+    return 1 / (1 + math.exp(-max(-700.0, score)))
 
 
 @dataclass(slots=True)
@@ -26,9 +32,10 @@ class Lookup:
     score: float | None = None
     """The verifier's log-odds for the candidate that was served, or of the best that was refused."""
     near: bytes | None = None
-    """The key of the entry that was served, or of one that was just not good enough: a fresh answer is compared with its."""
+    """The key of an entry whose answer a fresh one is to be compared with: it was just not good enough, or is
+    audited."""
     nearest: bytes | None = None
-    """The key of the candidate that was refused last."""
+    """The key of the candidate that was served, or else of the nearest one."""
     took: tuple[float, int] = (0.0, 0)
     """Seconds and tokens of looking for similar questions."""
 

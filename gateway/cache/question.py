@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 
 from backends.protocol import View
 from policies.cacheability import CacheRules
@@ -32,6 +32,8 @@ class Question:
     rules: CacheRules
     user: str = ""
     """The end user that it is for, where that is told."""
+    consult: Callable[[str, str], Awaitable[str]] | None = field(default=None, compare=False, repr=False)
+    """Asks a model (its name, a prompt) in the tenant's name."""
     redacted: Callable[[str], str | None] | None = None
     """What of a text may be stored; None: all of it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from backends.dialects import openai_chat
-from gateway.cache.lookup import Lookup
+from gateway.cache.lookup import Lookup, probability
 from gateway.cache.question import Question
 from gateway.exchange import Served
 from gateway.logs import new_id
@@ -25,6 +25,8 @@ def replay(question: Question, lookup: Lookup, started: float) -> Served:
     ]
     if lookup.similarity is not None:
         headers.append((b"x-hitherto-similarity", f"{lookup.similarity:.4f}".encode()))
+    if lookup.score is not None:
+        headers.append((b"x-hitherto-score", f"{probability(lookup.score):.4f}".encode()))
     served = Served(200, headers, started=started, tenant=question.tenant, model=view.model, cache=lookup.tier)
     served.stream, served.similarity = view.stream, lookup.similarity
     id, created = f"chatcmpl-{new_id()}", int(now)

@@ -26,7 +26,7 @@ PIECE = 10_000
 MARGIN = 0.1
 ALONE = 0.85
 """The cosine that a stored question must reach where only the guards decide (docs/hit-quality.md)."""
-PROPOSED = 0.6
+PROPOSED = 0.5
 """Where the verifier decides, the cosine only proposes."""
 UNRELATED = (
     "How do I bake bread?",
@@ -166,8 +166,8 @@ def load(config: EmbedderConfig, threshold: float | None) -> Semantic:
     """The semantic tier over the configured encoder and verifier; takes seconds.
 
     `threshold`: the cosine that the config asks for; None: what suits the encoder. Raises ImportError,
-    `EncoderNotFound`, or `TooNear` where the encoder puts unrelated questions so close together that the threshold tells
-    nothing.
+    `EncoderNotFound`, or `TooNear` where the encoder puts unrelated questions so close together that the threshold
+    tells nothing.
     """
     encoder, verifier = build(config), build_verifier(config.verifier, config.threads)
     made = encoder.encode(UNRELATED)
@@ -178,7 +178,8 @@ def load(config: EmbedderConfig, threshold: float | None) -> Semantic:
     if suits > (ALONE if threshold is None else threshold):
         raise TooNear(
             f"the embedding model puts unrelated questions at a cosine of {nearest:.2f}, too near for "
-            f"cache.semantic.threshold {ALONE if threshold is None else threshold:g}; with this model it must be over {suits:.2f}"
+            f"cache.semantic.threshold {ALONE if threshold is None else threshold:g}; with this model it must be "
+            f"over {suits:.2f}"
         )
     return Semantic(
         Batcher(encoder), verifier, ALONE if threshold is None else threshold, config.languages, config.accept

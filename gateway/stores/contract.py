@@ -104,8 +104,8 @@ class Selector:
 OBSERVATIONS = 100_000
 """So many observations are kept, the newest."""
 Source = Literal["audit", "shadow", "grey", "feedback"]
-"""Where it is known from: a hit that was computed as well; what `semantic: shadow` would have served; a candidate that was not
-good enough, when the fresh answer came; somebody who was served."""
+"""Where it is known from: a hit that was computed as well; what `semantic: shadow` would have served; a candidate
+that was not good enough, when the fresh answer came; somebody who was served."""
 
 
 @dataclass(frozen=True, slots=True)

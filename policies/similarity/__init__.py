@@ -41,9 +41,16 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
 HARD: tuple[tuple[str, Guard], ...] = tuple(
     (name, guard)
     for name, guard in GUARDS
-    if name in ("numbers", "verbatim", "calendar", "units", "negation", "antonym", "quantifier", "form", "language")
+    if name in "numbers verbatim calendar units antonym quantifier form order role language".split()
 )
 """Those that stay where a verifier decides: the others only guess at what it knows better (docs/hit-quality.md)."""
+NEGATION_FROM = 0.75
+"""The cosine from which on one more "not" makes another question; in a free rewording it may stand for another word."""
+
+
+def hard(cosine: float) -> tuple[tuple[str, Guard], ...]:
+    """The guards that stay where a verifier decides, for two questions with this cosine."""
+    return HARD if cosine < NEGATION_FROM else (*HARD, ("negation", polarity.negation))
 
 
 def prepare(question: str) -> None:
@@ -54,8 +61,8 @@ def prepare(question: str) -> None:
 
 
 def veto(question: str, other: str, guards: tuple[tuple[str, Guard], ...] | None = None) -> str:
-    """The name of the first guard (of all, or of those given) that keeps these two questions apart, or empty; about 0.2 ms
-    for new texts."""
+    """The name of the first guard (of all, or of those given) that keeps these two questions apart, or empty; about
+    0.2 ms for new texts."""
     if question == other:
         return ""
     if max(len(question), len(other)) > LONGEST:

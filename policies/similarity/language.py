@@ -16,7 +16,8 @@ _WORD = re.compile(r"[^\W\d_]+")
 _QUOTED = re.compile(r"[\"“„«`][^\"”“»`]*[\"”“»`]|(?<!\w)'[^']{2,}'(?!\w)")
 _FOREIGN = (
     frozenset(
-        "de la le les un une des du el los las que es en y por con para como il lo della di che der das und ist ich ein eine wie mit den "
+        "de la le les un une des du el los las que es en y por con para como il lo della di che der das und ist ich "
+        "ein eine wie mit den "
         "het een van och att jag det er og ikke não uma os do em".split()
     )
     - EMPTY

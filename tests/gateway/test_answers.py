@@ -469,12 +469,13 @@ def test_a_threshold_that_tells_nothing_with_this_encoder_is_refused() -> None:
 class OneWordMore:
     """A verifier that allows one word more or less, and fails where somebody says "pls"."""
 
-    fingerprint, accept = "one-word", 0.5
+    fingerprint = "one-word"
+    calibration = ()
 
-    def probability(self, question: str, other: str) -> float:
+    def score(self, question: str, other: str) -> float:
         if question.endswith("pls"):
             raise RuntimeError("broken")
-        return float(abs(len(question.split()) - len(other.split())) <= 1)
+        return 9.0 if abs(len(question.split()) - len(other.split())) <= 1 else -9.0
 
 
 async def test_a_verifier_has_the_last_word(tmp_path: Path, encoder: SentenceEncoder) -> None:
