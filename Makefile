@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 ARGS ?=
 
-.PHONY: setup serve demo screenshots test check bench docs format pins clean
+.PHONY: setup serve demo screenshots test check bench verifier docs format pins clean
 
 setup: $(STAMP)
 
@@ -46,6 +46,10 @@ bench: setup
 	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m benchmarks.answer_cache
 	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m benchmarks.tenants
 	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m benchmarks.ledger
+
+DATA ?= ../shared/data
+verifier: setup # train the verifier anew: half an hour on two cores; DATA has the licensed sets (docs/hit-quality.md)
+	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m scripts.train_verifier $(DATA) $(ARGS)
 
 docs: setup # the tables of docs/policies.md
 	$(BIN)/python -m scripts.settings_doc

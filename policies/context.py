@@ -134,7 +134,7 @@ def stands_alone(question: str, earlier: Sequence[Mapping[str, Any]]) -> bool:
 def _points_back(asked: str) -> bool:
     plain = re.sub(r"[\"“][^\"”]*[\"”]", " ", asked.replace("’", "'"))  # what is quoted points nowhere
     fewest = FEWEST - bool(_DEFINING.search(plain))
-    if not _QUESTION.search(plain) or len(_meaning(plain)) < fewest:
+    if not _QUESTION.search(plain) or len(_meaning(asked)) < fewest:
         return True
     if _ELLIPSIS.search(plain) or _SUBSTITUTION.search(plain):
         return True

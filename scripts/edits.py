@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -92,7 +92,7 @@ class Editor:
         self._words = words
 
         def mine(text: str) -> bool:
-            return (hashlib.blake2b(text.encode(), digest_size=1).digest()[0] < 64) == held_out
+            return (_hashed(text) < 64) == held_out
 
         def pairs(name: str) -> list[tuple[str, str]]:
             found = []
@@ -316,6 +316,14 @@ class Editor:
         return re.sub(r"\b(the|a|an) ", "", text, count=1)
 
 
+def _hashed(text: str) -> int:
+    return hashlib.blake2b(text.encode(), digest_size=1).digest()[0]
+
+
+def _half(text: str) -> bool:
+    return _hashed(text) < 128
+
+
 def _replace(text: str, word: str, other: str) -> str:
     """The first occurrence, with its capital letter."""
 
@@ -343,18 +351,24 @@ def bases(data: Path, held_out: bool) -> list[tuple[str, str]]:
     return [(text, source) for text, source in found if 3 <= len(text.split()) <= 30]
 
 
-def generated(data: Path, count: int, held_out: bool, seed: int) -> list[Pair]:
+Part = Literal["train", "calibrate", "measure"]
+"""Calibration and measuring share the words that are kept for them, but no question."""
+
+
+def generated(data: Path, count: int, part: Part, seed: int) -> list[Pair]:
     """About `count` pairs made from `bases`, and slot edits of hwu64 and nlupp beside them."""
     chance = random.Random(seed)
+    held_out = part != "train"
     editor = Editor(held_out, chance)
-    questions = bases(data, held_out)
+    questions = [base for base in bases(data, held_out) if part == "train" or _half(base[0]) == (part == "measure")]
     chance.shuffle(questions)
     pairs = []
     for text, source in questions[:count]:
         made = editor.pair(text)
         if made is not None:
             pairs.append(Pair(made.a, made.b, made.same, made.kind, source))
-    return pairs + slot_edits(data, editor, chance, count // 5, held_out)
+    slots = slot_edits(data, editor, chance, count // 5, held_out)
+    return pairs + [pair for pair in slots if part == "train" or _half(pair.a) == (part == "measure")]
 
 
 _SLOT = re.compile(r"\[([\w ]+) : ([^\]]+)\]")

@@ -41,6 +41,22 @@ def handwritten() -> list[Pair]:
     return [pair for pair in pairs if pair.source != "chinese"]
 
 
+def parts() -> dict[str, list[Pair]]:
+    """The pairs for training, and those for calibrating and measuring that share no question with them."""
+    held_out, rest = split(handwritten(), HELD_OUT)
+    calibration, training = split(rest, CALIBRATION)
+    known = {_plain(text) for pair in training for text in (pair.a, pair.b)}
+
+    def unseen(pairs: list[Pair]) -> list[Pair]:
+        return [pair for pair in pairs if not {_plain(pair.a), _plain(pair.b)} & known]
+
+    return {"train": training, "calibrate": unseen(calibration), "measure": unseen(held_out)}
+
+
+def _plain(text: str) -> str:
+    return text.lower().strip(" ?.!")
+
+
 def batches(pairs: Sequence[Pair], chance: random.Random) -> Iterator[list[Pair]]:
     """Pairs of about the same length together, in random order, each in a random order of its questions."""
     turned = [
@@ -64,7 +80,8 @@ def train(data: Path, pairs: list[Pair], arguments: argparse.Namespace) -> tuple
     tokenizer = AutoTokenizer.from_pretrained(path)
     model = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1)
     epochs = [
-        pairs + generated(data, arguments.generated, False, arguments.seed + epoch) for epoch in range(arguments.epochs)
+        pairs + generated(data, arguments.generated, "train", arguments.seed + epoch)
+        for epoch in range(arguments.epochs)
     ]
     steps = sum(math.ceil(len(epoch) / BATCH) for epoch in epochs)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.rate, weight_decay=0.01, fused=True)
@@ -192,13 +209,12 @@ def main() -> None:
     parser.add_argument("--no-bf16", dest="bf16", action="store_false", help="for a CPU without bfloat16")
     parser.add_argument("--calibrate", action="store_true", help="only calibrate anew the weights that are there")
     arguments = parser.parse_args()
-    held_out, rest = split(handwritten(), HELD_OUT)
-    calibration, training = split(rest, CALIBRATION)
+    training, calibration, held_out = parts().values()
     if not arguments.calibrate:
         tokenizer, model = train(arguments.data, training, arguments)
         export(tokenizer, model, arguments.out)
     # Near repeats and one-word traps beside the free rewordings, half and half: traffic has both.
-    calibration += generated(arguments.data, len(calibration), True, arguments.seed)
+    calibration += generated(arguments.data, len(calibration), "calibrate", arguments.seed)
     card = calibrated(arguments.out, survivors(calibration), held_out)
     card["report"] |= {"trained_on": len(training), "generated": arguments.generated * arguments.epochs}
     (arguments.out / "verifier.json").write_text(json.dumps(card) + "\n")

@@ -409,6 +409,8 @@ class Answers:
             used=entry.created,
         )
         self.memory.add(entry.key, known, entry)
+        if self.evidence is not None:
+            self.evidence.forget(entry.key)  # of an older answer under this key
         self.writer.put(entry)
         self.evict()
         self._publish_size()

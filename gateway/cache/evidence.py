@@ -78,7 +78,7 @@ class Evidence:
             self._ours.add((observation.at, observation.asked))
         self._take(observation)
 
-    def _take(self, observation: Observation) -> None:
+    def _take(self, observation: Observation, of_this_answer: bool = True) -> None:
         """What users report counts only where it warns: who is content seldom says so."""
         tenant = self._tenants.setdefault(observation.tenant, Tenant())
         tenant.counts[observation.source, observation.right] += 1
@@ -90,15 +90,16 @@ class Evidence:
         tenant.pool.add(seen)
         tenant.version += 1
         _kept(self._groups, (observation.tenant, observation.group), Pool).add(seen)
-        _kept(self._entries, observation.entry, list[bool]).append(observation.right)
+        if of_this_answer:
+            _kept(self._entries, observation.entry, list[bool]).append(observation.right)
 
-    def read(self, observation: Observation) -> None:
-        """Take in what the store tells, unless it is our own."""
+    def read(self, observation: Observation, of_this_answer: bool = True) -> None:
+        """Take in what the store tells, unless it is our own; of an entry only if it is about its present answer."""
         mark = (observation.at, observation.asked)
         if mark in self._ours:
             self._ours.discard(mark)
         else:
-            self._take(observation)
+            self._take(observation, of_this_answer)
 
     def forget(self, entry: bytes) -> None:
         """An entry was replaced: what was known of it says nothing about the new answer."""

@@ -60,7 +60,8 @@ class Feed:
             return
         for number, observation in await self._answers.aside(self._answers.store.observed, evidence.number):
             evidence.number = number
-            evidence.read(observation)
+            entry = self._answers.memory.get(observation.entry)
+            evidence.read(observation, of_this_answer=entry is not None and entry.created <= observation.at)
 
     async def tidy(self) -> None:
         """Drop what belongs to no entry any more, now and then."""

@@ -52,7 +52,7 @@ def _short(ours: Reading, theirs: Reading, cosine: float | None) -> Verdict:
     if cosine is not None and cosine < APART:
         return "different"
     less, more = sorted((set(ours.content), set(theirs.content)), key=len)
-    if less and less <= more and not numbers:
+    if less <= more and not numbers and (less or ours.quantities):
         return "same"  # "Paris" and "The capital of France is Paris"
     return "same" if cosine is not None and cosine >= CLOSE and not numbers and not names else "unsure"
 

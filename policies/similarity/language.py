@@ -34,7 +34,8 @@ def is_english(text: str) -> bool:
     words = _WORD.findall(_QUOTED.sub(" ", text).lower()) or _WORD.findall(text.lower())
     if not words:
         return True  # a sum, say
-    if "¿" in text or "¡" in text or sum(word in _FOREIGN for word in words) >= 0.3 * len(words):
+    small, accented = sum(word in _FOREIGN for word in words), sum(not word.isascii() for word in words)
+    if "¿" in text or "¡" in text or small >= 0.3 * len(words) or (small and small + accented >= 0.4 * len(words)):
         return False
     if any(not _is_latin(word) for word in words):
         foreign = sum(len(word) for word in words if not _is_latin(word))

@@ -165,7 +165,7 @@ def test_reports_name_an_entry_of_ones_own_and_what_is_wrong_is_told(gateway: Ga
 def test_a_judge_is_asked_only_where_rules_cannot_tell_and_so_often_a_day(
     gateway: Gateway, upstream: FakeServer
 ) -> None:
-    long = "Photosynthesis turns light, water and carbon dioxide into sugar and oxygen in the chloroplasts of green leaves"
+    long = "Photosynthesis turns light, water and carbon dioxide into sugar and oxygen in chloroplasts of green leaves"
     other = "Plants use sunlight to make glucose from carbon dioxide taken from air and water taken up by their roots"
     answers(upstream, long, other, "YES")
     ask(gateway, "judged", "How does photosynthesis work?")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.stores.contract import AnswerStore, BrokenRow, Entry, Selector, Shape, Vector
+from gateway.stores.contract import AnswerStore, BrokenRow, Entry, Observation, Selector, Shape, Vector
 from gateway.stores.redis import RedisAnswers
 from gateway.stores.sqlite import SQLiteAnswers
 from tests.servers import RedisServer
@@ -137,6 +137,19 @@ def test_what_was_reported_bad_is_remembered(store: AnswerStore) -> None:
     store.deny(b"asked", b"k1")
     store.deny(b"asked", b"k1")
     assert store.denied() == [(b"asked", b"k1")]
+
+
+def test_observations_come_back_in_order_and_after_a_number(store: AnswerStore) -> None:
+    seen = [
+        Observation(1.5, "t", b"g", b"entry", b"asked", -2.25, right, source, "judge")
+        for right, source in ((True, "audit"), (False, "shadow"), (None, "feedback"))
+    ]
+    store.observe(seen[:2])
+    store.observe(seen[2:])
+    told = store.observed()
+    assert [observation for _, observation in told] == seen
+    assert [observation for _, observation in store.observed(told[1][0])] == seen[2:]
+    assert store.observed(told[-1][0]) == []
 
 
 def test_a_lease_has_one_holder_until_it_is_given_back_or_over(store: AnswerStore) -> None:

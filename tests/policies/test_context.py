@@ -1,0 +1,87 @@
+"""Which last turns stand alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.context import stands_alone
+
+
+def history(*texts: str) -> list[dict[str, str]]:
+    return [{"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(texts)]
+
+
+SMALL_TALK = history("Good morning, I hope your Monday is going well.", "It is, thank you!")
+TOPIC = history("Tell me about the Eiffel Tower.", "It is in Paris.")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "What is the difference between a debit card and a credit card?",
+        "what is the boiling point of ethanol at sea level",
+        "Thanks! Next: how many working hours are in a month on average with a 40-hour week?",
+        "Who painted Guernica, and when was it finished?",
+        "What does IBAN stand for and what is it used for?",
+        'How do I say "Where is the train that my brother took?" in Spanish?',
+        "Can you explain how photosynthesis works in desert plants?",
+    ],
+)
+def test_questions_of_their_own(question: str) -> None:
+    assert stands_alone(question, SMALL_TALK)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "How tall is it?",
+        "And in winter?",
+        "What about children under 12?",
+        "Why?",
+        "Which one is cheaper?",
+        "How do I turn that off again?",
+        "Can I take them together with alcohol?",
+        "What does the monthly instalment come to?",
+        "How much notice do I have to give my landlord?",
+        "Make it shorter.",
+        "Tell me more",
+        "Is there anything else?",
+        "Two years ago. What kind of engine oil does it need?",
+        "What are the pros and cons?",
+        "Then please write me a plan for the Sunday with times.",
+        "How is that different from here?",
+        "yes please",
+    ],
+)
+def test_turns_that_point_back(question: str) -> None:
+    assert not stands_alone(question, SMALL_TALK)
+
+
+def test_the_same_subject_keeps_the_history() -> None:
+    assert not stands_alone("Who designed the Eiffel Tower in Paris?", TOPIC)
+    assert stands_alone("What is the chemical formula of table salt?", TOPIC)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "Please answer in French from now on.",
+        "You are my interpreter for Polish.",
+        "I'm a complete beginner.",
+        "Keep your answers short.",
+        "I'm allergic to nuts, keep that in mind.",
+        "Act as a pirate.",
+    ],
+)
+def test_what_was_asked_for_before_still_holds(before: str) -> None:
+    question = "What is the difference between a debit card and a credit card?"
+    assert not stands_alone(question, history(before, "All right."))
+
+
+def test_what_is_no_text_keeps_the_history_and_system_prompts_do_not_count() -> None:
+    question = "What is the capital of Burkina Faso called today?"
+    picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    assert not stands_alone(question, [picture]) and not stands_alone(question, [call])
+    assert not stands_alone(question, [{"role": "tool", "content": "1"}])
+    assert stands_alone("How tall is it?", [{"role": "system", "content": "Answer in French from now on."}])
