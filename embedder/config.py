@@ -38,6 +38,8 @@ class EmbedderConfig(BaseModel):
     def _one_way(self) -> EmbedderConfig:
         if self.url is not None and self.onnx is not None:
             raise ValueError("an encoder is either asked at a url or run from onnx")
+        if self.languages == "any" and self.verifier == "shipped":
+            raise ValueError("the shipped verifier reads English; languages: any needs another one, or verifier: none")
         if self.key is not None and self.url is None:
             raise ValueError("a key is of use only with a url")
         if self.key is not None and not os.environ.get(self.key.removeprefix("env:")):

@@ -63,7 +63,11 @@ class SentenceVerifier:
         self.fingerprint = fingerprint(_files(Path(path)), spec)
 
     def score(self, question: str, other: str) -> float:
-        """The model's own logit, the mean over both orders."""
+        """The model's own logit, the mean over both orders. Raises `Unreadable`."""
+        from embedder.verifier import Unreadable
+
+        if len(self._model.tokenizer(question, other)["input_ids"]) > (self._model.max_length or 512):
+            raise Unreadable("too long")
         return float(self._model.predict([(question, other), (other, question)], show_progress_bar=False).mean())
 
 

@@ -7,6 +7,7 @@ card.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,8 +38,8 @@ class Verifier(Protocol):
         ...
 
 
-class TooLong(ValueError):
-    """The two questions do not fit the model's window."""
+class Unreadable(ValueError):
+    """The model would not see the two questions whole: too long, or with words that its vocabulary does not know."""
 
 
 class CrossEncoder:
@@ -50,16 +51,19 @@ class CrossEncoder:
         self._tokenizer: Any = Tokenizer.from_file(str(tokenizer))
         self._tokenizer.no_truncation()
         self._tokenizer.enable_padding()
+        self._unknown = self._tokenizer.token_to_id("[UNK]")
         self._session: Any = session(model, threads)
         self._inputs = {item.name for item in self._session.get_inputs()}
 
     def logit(self, question: str, other: str) -> float:
-        """The mean over both orders. Raises `TooLong`."""
+        """The mean over both orders. Raises `Unreadable`."""
         import numpy
 
+        if len(question) + len(other) > 20 * LONGEST:
+            raise Unreadable("too long")  # no tokenizer makes so few tokens of so many characters; do not even try
         encoded = self._tokenizer.encode_batch([(question, other), (other, question)])
-        if len(encoded[0].ids) > LONGEST:
-            raise TooLong(f"{len(encoded[0].ids)} tokens")
+        if len(encoded[0].ids) > LONGEST or self._unknown in encoded[0].ids:
+            raise Unreadable(f"{len(encoded[0].ids)} tokens, or unknown words")
         feed = {
             "input_ids": numpy.array([item.ids for item in encoded], numpy.int64),
             "attention_mask": numpy.array([item.attention_mask for item in encoded], numpy.int64),
@@ -76,11 +80,15 @@ class ShippedVerifier:
         """Raises `EncoderNotFound`."""
         card = folder / "verifier.json"
         if not card.is_file():
-            raise EncoderNotFound(f"verifier {str(folder)!r}: there is no verifier.json; `make verifier` makes one")
+            raise EncoderNotFound(
+                f"verifier {str(folder)!r}: there is no verifier.json (make verifier makes one; verifier: none does "
+                f"without)"
+            )
         said = json.loads(card.read_text())
         self._model = CrossEncoder(folder / "verifier.onnx", folder / "tokenizer.json", threads)
         self._slope, self._offset = float(said["slope"]), float(said["offset"])
-        self.fingerprint = str(said["fingerprint"])
+        scale = hashlib.blake2b(f"{self._slope} {self._offset}".encode(), digest_size=4).hexdigest()
+        self.fingerprint = f"{said['fingerprint']}-{scale}"
         self.calibration = [(self._calibrated(logit), bool(same)) for logit, same in said["calibration"]]
 
     def score(self, question: str, other: str) -> float:

@@ -204,6 +204,10 @@ class Admission:
         """What a model costs, per million tokens and in dollars; None where nobody knows."""
         return self.books.prices.told(*self._dispatch.priced_by_name(model))
 
+    async def is_spent(self, tenant: Tenant) -> bool:
+        """Whether a tenant has a budget and nothing left of it."""
+        return tenant.policy.budget is not None and await self._is_spent(tenant, tenant.policy.budget)
+
     async def _is_spent(self, tenant: Tenant, budget: Budget) -> bool:
         return any(booked + held >= one.limit for one, booked, held in await self._accounts(tenant, budget))
 

@@ -40,9 +40,10 @@ class Computation:
         self.key: Key = (question.key, (question.view.stream, options))
 
     @property
-    def semantic(self) -> bool:
-        """Whether another wording's answer would do."""
-        return may_read(self.question.view, self.question.rules, self.question.controls).semantic
+    def shares_near(self) -> bool:
+        """Whether another wording's answer would do while it is under way."""
+        question, rules = self.question, self.question.rules
+        return rules.share_near and not rules.shadow and may_read(question.view, rules, question.controls).semantic
 
     @property
     def shareable(self) -> bool:

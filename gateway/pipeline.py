@@ -31,6 +31,8 @@ from policies.cacheability import wants_variety
 from policies.controls import is_litellm_control, parse_controls
 from policies.retry import TRANSIENT
 
+AUDITS = 16
+"""So many answers are computed behind the back of those who are served, at a time; what is more is not audited."""
 CONSULT_SECONDS = 30.0
 """A judge that takes longer has no say."""
 
@@ -41,7 +43,7 @@ class Pipeline:
     def __init__(self, answers: Answers, dispatch: Dispatch, admission: Admission) -> None:
         self._answers, self._dispatch, self._admission = answers, dispatch, admission
         self._sharing = Sharing(answers)
-        self._refreshing: dict[bytes, asyncio.Task[None]] = {}
+        self._behind: dict[bytes, asyncio.Task[None]] = {}
 
     async def serve(self, request: Incoming) -> Served:
         """The answer to a chat completion request, from the cache or a backend. Raises what `errors` has a word for."""
@@ -58,11 +60,8 @@ class Pipeline:
                 self._answers.note_served(request.id, question, lookup)
                 if lookup.tier == "stale":
                     self._compute_behind(flying, Lookup("miss", "revalidate"), "refresh")
-                elif lookup.tier == "semantic" and random.random() < question.rules.audit:
-                    audited = Lookup(
-                        "miss", "audit", similarity=lookup.similarity, score=lookup.score, near=lookup.nearest
-                    )
-                    self._compute_behind(flying, audited, "audit")
+                elif lookup.tier == "semantic":
+                    self._audit(flying, lookup)
                 return served
             flying.lookup = lookup = Lookup("miss", "fault")
         if question.controls.only_if_cached:
@@ -86,7 +85,7 @@ class Pipeline:
         view = openai_chat.view(body)
         fields = view.scope_fields
         ask = Ask("/chat/completions", query, headers, raw, view.model, tenant, fields, view.question)
-        if rules.drops_history:
+        if rules.drops_history and not rules.shadow and not controls.exact_only:
             view = without_history(view)
         target = self._dispatch.identity(ask)
         user = tenant.user(headers, body)
@@ -109,9 +108,9 @@ class Pipeline:
 
     async def close(self) -> None:
         """Let the refreshing of stale answers go."""
-        for task in list(self._refreshing.values()):
+        for task in list(self._behind.values()):
             task.cancel()
-        await asyncio.gather(*self._refreshing.values(), return_exceptions=True)
+        await asyncio.gather(*self._behind.values(), return_exceptions=True)
         await self._sharing.close()
 
     async def _computed_or_stale(self, flying: Computation) -> Served:
@@ -147,9 +146,9 @@ class Pipeline:
         TimeoutError."""
         fields = {"model": model, "messages": [{"role": "user", "content": prompt}]}
         ask = Ask("/chat/completions", "", {}, orjson.dumps(fields), model, tenant, fields)
-        ticket = Ticket(
-            tenant, tenant.limits("", model), holder=new_id(), surface=openai_chat.SURFACE, told=True, behind="judge"
-        )
+        if await self._admission.is_spent(tenant):
+            raise BudgetSpent("the tenant's budget is spent")
+        ticket = Ticket(tenant, holder=new_id(), surface=openai_chat.SURFACE, told=True, behind="judge")
         async with asyncio.timeout(CONSULT_SECONDS):
             dispatched = await self._admission.open(ticket, ask)
             told = Told(None, 0, 0)
@@ -163,15 +162,27 @@ class Pipeline:
                 await dispatched.reply.close()
         return openai_chat.text_of(orjson.dumps(answer.body))
 
+    def _audit(self, flying: Computation, lookup: Lookup) -> None:
+        """Have one of so many semantic hits computed as well, unless nobody would compare it or the budget is spent."""
+        question = flying.question
+        if random.random() >= question.rules.audit or len(self._behind) >= AUDITS or flying.ticket.downgraded:
+            return
+        if self._answers.learning.takes(question):
+            audited = Lookup("miss", "audit", similarity=lookup.similarity, score=lookup.score, near=lookup.nearest)
+            audited.source = "audit"
+            self._compute_behind(flying, audited, "audit")
+
     def _compute_behind(self, flying: Computation, lookup: Lookup, why: str) -> None:
         """Compute a fresh answer behind the back of somebody who has got a stored one, once at a time."""
         key, controls = flying.question.key, flying.question.controls
         if controls.no_store or controls.ttl == 0:
             return  # the fresh answer would not be kept
-        if key in self._refreshing or self._sharing.is_under_way(flying.key):
+        if key in self._behind or self._sharing.is_under_way(flying.key):
             return
         flying.lookup = lookup
-        flying.ticket = replace(flying.ticket, bills=[], told=True, behind=why)
+        # What nobody has asked for takes nothing of what a user may ask for; budgets are another matter.
+        limits = () if why == "audit" else flying.ticket.limits
+        flying.ticket = replace(flying.ticket, limits=limits, bills=[], told=True, behind=why)
         flying.question = replace(flying.question, controls=replace(flying.question.controls, no_cache=True))
 
         async def fetch() -> None:
@@ -186,9 +197,9 @@ class Pipeline:
             except Exception:
                 self._answers.fault("revalidate")
             finally:
-                self._refreshing.pop(key, None)
+                self._behind.pop(key, None)
 
-        self._refreshing[key] = asyncio.create_task(fetch())
+        self._behind[key] = asyncio.create_task(fetch())
 
 
 async def _let_go(served: Served) -> None:

@@ -100,7 +100,7 @@ class Sharing:
     def _announce(self, flying: Computation) -> None:
         """Let nearly identical questions know of this one, where they may share its answer."""
         question = flying.question
-        if question.rules.share_near and flying.semantic:
+        if flying.shares_near:
             flying.lookup.neighbours = flying.lookup.neighbours or self._answers.vector(question)
             under_way = partial(self.is_under_way, flying.key)
             self._answers.asking.add(question, flying.key, flying.lookup.neighbours, under_way)
@@ -108,7 +108,7 @@ class Sharing:
     async def _near(self, flying: Computation) -> Key | None:
         """The key of a nearly identical question whose answer is under way."""
         question, asking = flying.question, self._answers.asking
-        if not (question.rules.share_near and flying.semantic) or not asking.any(question.scope):
+        if not flying.shares_near or not asking.any(question.scope):
             return None
         flying.lookup.neighbours = flying.lookup.neighbours or self._answers.vector(question)
         if flying.lookup.neighbours is None:

@@ -13,11 +13,22 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from policies.similarity import LONGEST
 from policies.similarity.lexicon import stem
 from policies.similarity.text import EMPTY
 
 FEWEST = 3
 """So many words with a meaning a turn needs to be a question of its own; two where it asks what something means."""
+PLENTY = 6
+"""With so many it says all that its answer depends on, most likely."""
+_SWITCH = re.compile(
+    r"\W*(?:(?:thanks|thank you|great|good|nice|perfect|ok|okay|anyway)\b[^.?!:]{0,30}[.!:,]\s*)*(?:next|now for "
+    r"something else|another question|"
+    r"different (?:question|topic)|unrelated|change of topic|by the way|new topic|something (?:completely "
+    r")?(?:else|different)|"
+    r"a general question|one (?:more|other|last) (?:question|thing)|while i'm waiting)\b",
+    re.IGNORECASE,
+)
 _REFERENCE = re.compile(
     r"\b(?:it|its|it's|itself|they|them|their|theirs|they're|he|she|him|his|her|hers|he's|she's|this|that(?! is\b|"
     r" are\b)|"
@@ -39,7 +50,9 @@ _SUBSTITUTION = re.compile(
     r"others|too|also|"
     r"either(?! \w+ or)|instead|again|more(?!\s+than|\s+\w+\s+than)(?=\?|$| (?:detail|about|examples?|of)\b)|"
     r"both(?! \w+ and)|"
-    r"do so|likewise|anymore|any more|besides|still|already|yet|now|back|finally|anyway)\b",
+    r"do so|likewise|(?:point|option|idea|step|item|number|part|version|line) (?:[a-z]|\d+|one|two|three|four)|"
+    r"(?:longer|shorter|better|simpler|another) version|each line|line by line|anymore|any "
+    r"more|besides|still|already|yet|now|back|finally|anyway)\b",
     re.IGNORECASE,
 )
 _ELLIPSIS = re.compile(
@@ -70,6 +83,7 @@ _QUESTION = re.compile(
     r"explain|describe|list|name|give|tell|write|convert|calculate|compare|summari[sz]e)\b",
     re.IGNORECASE,
 )
+_WH = re.compile(r"(?:what|who|whom|whose|when|where|which|why|how)(?:'s)?\b", re.IGNORECASE)
 _DEFINITE = re.compile(r"\bthe ((?:[\w'-]+ ?){1,4})", re.IGNORECASE)
 _UNIQUE = frozenset(
     "difference differences capital population meaning definition history purpose cause causes symptoms speed "
@@ -88,7 +102,9 @@ _UNIQUE = frozenset(
 )
 """What may be spoken of as "the …" by somebody who has not introduced it."""
 _STANDING = re.compile(
-    r"\b(?:from now on|from here on|in mind|remember|note that|correction|typo|always|never|every time|whatever i|"
+    r"\b(?:from now on|from here on|must|limit|cite|assume|suppose|consider|we use|we measure|"
+    r"(?:each|every|all)(?: (?:of )?your)? (?:message|repl|answer|claim)|in mind|remember|note "
+    r"that|correction|typo|always|never|every time|whatever i|"
     r"everything i|anything i|for the rest|until i say|in future|"
     r"(?:answer|reply|respond|write|speak|talk|explain|say)s?\b[^.?!]{0,40}\b(?:in|as|like|with|without|using|only|briefly|shortly|simply)\b|"
     r"keep (?:it|your|the|things|everything)|be (?:a|an|my|brief|short|concise|precise|honest|formal)|you(?:'re|"
@@ -103,36 +119,58 @@ _STANDING = re.compile(
     r"student|pupil|developer|admin|surgeon)\b|dialect|language|english|french|german|spanish|italian|units?\b|metric|imperial|dollars|euros)\b",
     re.IGNORECASE,
 )
+_CHAT = re.compile(
+    r"(?:hi|hello|hey|good (?:morning|afternoon|evening|day|night)|thanks?|thank "
+    r"you|thx|ty|cheers|great|good|nice|perfect|cool|awesome|"
+    r"ok|okay|alright|wow|ha|haha|lol|got it|makes sense|i see|bye|see you|happy (?:friday|monday|new year)|welcome|"
+    r"(?:i hope|hope) you|how are you|you(?:'re| are| were) (?:so |very )?(?:great|helpful|welcome|kind|fast)|"
+    r"that(?:'s| is| was) (?:great|helpful|good|perfect|clear|it)|interesting|sorry|never mind|no problem|long time "
+    r"no see)\b"
+    r"[^.?!]{0,40}[.?!]*$",
+    re.IGNORECASE,
+)
+"""Sentences that no answer depends on."""
 _WORD = re.compile(r"[^\W\d_][\w'’-]+")
 
 
 def stands_alone(question: str, earlier: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the question may be answered without the turns before it. `earlier`: messages, oldest first.
 
-    Turns that are no text (pictures, tool calls) keep the history.
+    What was said before may be questions and small talk; a fact, a wish or an order may matter, and so may what is no
+    text (pictures, tool calls).
     """
     said = [message for message in earlier if message.get("role") not in ("system", "developer")]
     if not said:
         return True
-    texts = []
+    texts: list[str] = []
+    # A turn that changes the subject, or says as much as this, needs none of the facts that were told before.
+    settled = _SWITCH.match(question.strip()) is not None or len(_meaning(question)) >= PLENTY
     for message in said:
         content = message.get("content")
-        if (
-            message.get("role") not in ("user", "assistant")
-            or not isinstance(content, str)
-            or message.get("tool_calls")
-        ):
+        is_turn = message.get("role") in ("user", "assistant") and not message.get("tool_calls")
+        if not is_turn or not isinstance(content, str):
             return False
-        if message["role"] == "user":
-            texts.append(content)
-    asked = _PLEASANTRY.sub("", question.strip())
-    if any(_STANDING.search(text) for text in texts):
+        texts.append(content)
+        if message["role"] == "user" and (_STANDING.search(content) or not (settled or _asks_or_chats(content))):
+            return False
+    if len(question) + sum(map(len, texts)) > LONGEST:
         return False
-    return not _points_back(asked) and not _shares(asked, " ".join(texts))
+    asked = _PLEASANTRY.sub("", question.strip())
+    return not _points_back(asked) and not _meaning(asked) & _meaning(" ".join(texts))
+
+
+def _asks_or_chats(turn: str) -> bool:
+    """Whether every sentence is a question, or says nothing that could matter later."""
+    sentences = re.findall(r"[^.?!\n]+[.?!]*", turn)
+    return len(turn) <= LONGEST and all(
+        sentence.rstrip().endswith("?") or _WH.match(sentence.strip()) or _CHAT.match(sentence.strip())
+        for sentence in sentences
+        if sentence.strip()
+    )
 
 
 def _points_back(asked: str) -> bool:
-    plain = re.sub(r"[\"“][^\"”]*[\"”]", " ", asked.replace("’", "'"))  # what is quoted points nowhere
+    plain = re.sub(r"[\"“][^\"“”]*[\"”]", " ", asked.replace("’", "'"))  # what is quoted points nowhere
     fewest = FEWEST - bool(_DEFINING.search(plain))
     if not _QUESTION.search(plain) or len(_meaning(asked)) < fewest:
         return True
@@ -161,8 +199,3 @@ def _is_unique(match: re.Match[str], text: str) -> bool:
 def _meaning(text: str) -> set[str]:
     words = (word.lower().replace("’", "'") for word in _WORD.findall(text))
     return {stem(word) for word in words if word not in EMPTY}
-
-
-def _shares(asked: str, earlier: str) -> bool:
-    """Whether the turns before speak of the same things, and so may have narrowed the question."""
-    return len(_meaning(asked) & _meaning(earlier)) > 0

@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 CONFIDENCE = 0.95
 NEVER = math.inf
@@ -41,10 +42,11 @@ CREDIT = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A pair whose label is known: the verifier's score (a logit), and whether one answer serves both."""
+    """A pair that was looked at: the verifier's score (log-odds), and whether one answer serves both; None: nobody
+    could tell."""
 
     score: float
-    right: bool
+    right: bool | None
 
 
 def upper_bound(wrong: int, total: int, confidence: float = CONFIDENCE) -> float:
@@ -92,10 +94,11 @@ def tested_limit(seen: Sequence[Seen], rate: float, confidence: float = CONFIDEN
 
 
 def checkpoint(total: int, rate: float) -> tuple[int, float]:
-    """How much of `total` may be looked at now, and the confidence to ask for, so that looking again stays honest.
+    """How much evidence there was at the last time that it may be looked at, and the confidence to ask for then, so
+    that looking again and again stays honest.
 
-    The k-th look, at twice the size of the one before, spends (1 - CONFIDENCE) / (k (k + 1)); all looks together spend
-    no more than 1 - CONFIDENCE.
+    The k-th look, when there is twice as much as at the one before, spends (1 - CONFIDENCE) / (k (k + 1)); all looks
+    together spend no more than 1 - CONFIDENCE.
     """
     size, k = math.ceil(4 / rate), 1
     if total < size:
@@ -107,18 +110,25 @@ def checkpoint(total: int, rate: float) -> tuple[int, float]:
 
 @dataclass(slots=True)
 class Pool:
-    """What was seen lately of everything, of a scope, or of an entry; oldest first."""
+    """What was seen of everything, or of a scope; the newest of it, oldest first."""
 
     seen: deque[Seen] = field(default_factory=lambda: deque(maxlen=MOST))
+    total: int = 0
+    proofs: dict[float, tuple[int, float]] = field(default_factory=dict)
+    """Rate → how much there was at the last look, and what it proved."""
 
     def add(self, one: Seen) -> None:
         self.seen.append(one)
+        self.total += 1
 
     def limit(self, rate: float, start: float, credit: float = 0.0) -> float:
         """The lowest limit from `start` on over which of what was seen lately no more than `rate`, plus `credit`, was
-        wrong."""
-        lately = list(self.seen)[-math.ceil(LATELY / rate) :]
+        wrong. What nobody could tell says nothing here."""
+        told = (one for one in reversed(self.seen) if one.right is not None)
+        lately = list(islice(told, math.ceil(LATELY / rate)))
         wrong = sorted(one.score for one in lately if not one.right and one.score >= start)
+        if not wrong:
+            return start
         scores = sorted(one.score for one in lately)
         limit = start
         for number, score in enumerate(wrong):
@@ -128,9 +138,16 @@ class Pool:
         return limit
 
     def proven(self, rate: float) -> float:
-        """The lowest limit that this evidence alone proves, or `NEVER`."""
-        size, confidence = checkpoint(min(len(self.seen), math.ceil(REMEMBERED / rate)), rate)
-        return tested_limit(list(self.seen)[-size:], rate, confidence) if size else NEVER
+        """The lowest limit that this evidence alone proves, or `NEVER`; what nobody could tell counts as wrong."""
+        size, confidence = checkpoint(self.total, rate)
+        if not size:
+            return NEVER
+        looked, proof = self.proofs.get(rate, (0, NEVER))
+        if looked != size:
+            newest = list(islice(reversed(self.seen), min(size, math.ceil(REMEMBERED / rate))))
+            proof = tested_limit(newest, rate, confidence)
+            self.proofs[rate] = size, proof
+        return proof
 
 
 def everywhere(rate: float, calibration: float, pool: Pool) -> float:
@@ -138,17 +155,20 @@ def everywhere(rate: float, calibration: float, pool: Pool) -> float:
     return pool.limit(rate, min(calibration, pool.proven(rate)))
 
 
-def narrowed(rate: float, limit: float, scope: Pool | None, entry: Sequence[bool]) -> float:
+def locked(rate: float, entry: Collection[bool]) -> bool:
+    """Whether an entry is too often wrong for chance to explain it; `entry`: of what is known of it, what was right."""
+    wrong = sum(not right for right in entry)
+    return wrong > 0 and 1 - _at_most(wrong - 1, len(entry), min(UNLUCKIEST, UNLUCKY * rate)) < 1 - CONFIDENCE
+
+
+def narrowed(rate: float, limit: float, scope: Pool | None, entry: Collection[bool]) -> float:
     """The same within one scope, for one entry; `entry`: of what is known of it, what was right.
 
     A narrower pool inherits what the wider one says, and can only tighten it: a scope is believed after the second
     wrong answer that the allowance has no room for; an entry is locked out as soon as chance does not explain its
     failures, which is after the first or the second of them.
     """
-    wrong = entry.count(False)
-    if wrong and 1 - _at_most(wrong - 1, len(entry), min(UNLUCKIEST, UNLUCKY * rate)) < 1 - CONFIDENCE:
-        return NEVER
-    return limit if scope is None else scope.limit(rate, limit, CREDIT)
+    return NEVER if locked(rate, entry) else limit if scope is None else scope.limit(rate, limit, CREDIT)
 
 
 def interval(wrong: int, total: int, confidence: float = CONFIDENCE) -> tuple[float, float]:

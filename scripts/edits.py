@@ -54,8 +54,18 @@ _AUXILIARY = re.compile(
     r"\b(can|could|should|do|does|did|is|are|was|were|will|would|must) (i|you|we|it|they|he|she|my|the|a|an|this)\b"
 )
 _PLAIN_AUXILIARY = re.compile(r"\b(can|should|could|would|will|must|is|are|was|were) (?=[a-z])")
-_OR = re.compile(r"\b([\w.+#-]+) (and|or) ([\w.+#-]+)\b")
-_PATH = re.compile(r"\b(from|of) ((?:[\w.+#-]+ ){1,2})(to|into) ((?:[\w.+#-]+ ?){1,2})(?=$|\?|,)")
+_DENIALS = (
+    (r"\b(?<!or )not ", ""),
+    (r"\bcan't\b", "can"),
+    (r"\bwon't\b", "will"),
+    (r"(?<=\w)n't\b", ""),
+    (r"\bwithout\b", "with"),
+    (r"\bnever ", "always "),
+)
+_POLITE = re.compile(r"\b(?:can|could|would|will) you\b")
+_BOTH_WAYS = re.compile(r"\b(?:far|many|long|hours?|miles|kilometers|distance|away)\b", re.IGNORECASE)
+_BETWEEN = re.compile(r"\bbetween ([\w.+#-]+) and ([\w.+#-]+)(\s*\??)$")
+_PATH = re.compile(r"\b(from) ((?:[\w.+#-]+ ){1,2})(to|into) ((?:[\w.+#-]+ ?){1,2})(?=$|\?|,)")
 _NUMBER = re.compile(r"(?<![\w.,])\d{1,4}(?![\w.,]\d|\d)")
 
 
@@ -89,7 +99,6 @@ class Editor:
         """`held_out`: use the words that are kept for measuring, not the ones for training."""
         self._chance = chance
         words = yaml.safe_load(WORDS.read_text())
-        self._words = words
 
         def mine(text: str) -> bool:
             return (_hashed(text) < 64) == held_out
@@ -103,9 +112,16 @@ class Editor:
 
         self._swaps = {name: pairs(name) for name in ("synonyms", "antonyms", "roles", "units", "quantifiers", "kinds")}
         self._scopes = [line for line in words["scopes"] if mine(line)]
-        self._groups = {name: line.split() for name, line in words["entities"].items() if mine(name) or not held_out}
-        if held_out:
-            self._groups = {name: group[len(group) // 2 :] for name, group in self._groups.items()}
+        # Of the groups that are kept for measuring the first half is trained on, the other half is new.
+        self._groups: dict[str, list[str]] = {}
+        for name, line in words["entities"].items():
+            group, kept = line.split(), _hashed(name) < 64
+            if kept or not held_out:
+                half = len(group) // 2
+                self._groups[name] = group if not kept else group[half:] if held_out else group[:half]
+        self._forms = [variants for name, variants in words["forms"].items() if (_hashed(name) < 96) == held_out]
+        self._fronts = [line for line in words["fillers_front"] if mine(line)]
+        self._backs = [line for line in words["fillers_back"] if mine(line)]
 
     @cached_property
     def _index(self) -> dict[str, list[tuple[str, str]]]:
@@ -142,8 +158,7 @@ class Editor:
 
     def form(self, text: str) -> Pair:
         """A question with a demand on its answer's form, against the same or another demand."""
-        forms = list(self._words["forms"].values())
-        ours, theirs = self._chance.sample(forms, 2)
+        ours, theirs = self._chance.sample(self._forms, 2)
         bare = text.rstrip("?. ")
         plain = self._chance.random() < 0.3
         same = self._chance.random() < 0.5
@@ -168,8 +183,10 @@ class Editor:
     def _swap(self, text: str) -> tuple[str, str] | None:
         """Antonym, role, unit or quantifier."""
         found = [
-            (word, kind, other) for word, kind, other in self._swappable(text) if kind not in ("synonyms", "kinds")
-        ]
+            (word, kind, other)
+            for word, kind, other in self._swappable(text)
+            if kind not in ("synonyms", "kinds") and not re.search(rf"\bhow {re.escape(word)}\b", text.lower())
+        ]  # how long and how short ask for one measure
         if not found:
             return None
         word, kind, other = self._chance.choice(found)
@@ -214,12 +231,15 @@ class Editor:
 
     def _negate(self, text: str) -> tuple[str, str] | None:
         lower = text.lower()
-        for there, gone in ((r"\bnot ", ""), (r"n't\b", ""), (r"\bwithout\b", "with"), (r"\bnever ", "always ")):
+        for there, gone in _DENIALS:
             if re.search(there, lower):
                 return re.sub(there, gone, lower, count=1), "negation"
+        if _POLITE.search(lower):
+            return None
         match = _AUXILIARY.search(lower)
         if match is not None:
-            short = self._chance.random() < 0.5 and match[1] not in ("must", "will")
+            # "Isn't it safe?" asks what "Is it safe?" does.
+            short = match.start() > 0 and self._chance.random() < 0.5 and match[1] not in ("must", "will")
             verb = {"can": "can't"}.get(match[1], match[1] + "n't")
             made = f"{verb} {match[2]}" if short else f"{match[1]} {match[2]} not"
             if match[2] in ("my", "the", "a", "an", "this") and not short:
@@ -232,7 +252,7 @@ class Editor:
 
     def _direction(self, text: str) -> tuple[str, str] | None:
         match = _PATH.search(text)
-        if match is None:
+        if match is None or _BOTH_WAYS.search(text):
             return None
         one, other = match[2].strip(), match[4].strip()
         made = f"{match[1]} {other} {match[3]} {one}"
@@ -261,11 +281,11 @@ class Editor:
         return _replace(text, one, other)
 
     def _front(self, text: str) -> str:
-        filler = self._chance.choice(self._words["fillers_front"])
+        filler = self._chance.choice(self._fronts)
         return filler + text[0].lower() + text[1:] if text else text
 
     def _back(self, text: str) -> str:
-        return text.rstrip("?. ") + self._chance.choice(self._words["fillers_back"])
+        return text.rstrip("?. ") + self._chance.choice(self._backs)
 
     def _typo(self, text: str) -> str:
         words = list(re.finditer(r"\b[a-z]{5,}\b", text))
@@ -291,7 +311,7 @@ class Editor:
     def _numerals(self, text: str) -> str:
         def digits(match: re.Match[str]) -> str:
             value = int(match[0])
-            return _NUMERALS[value] if value < len(_NUMERALS) else f"{value:,}" if value > 2100 else match[0]
+            return _NUMERALS[value] if value < len(_NUMERALS) else match[0]
 
         if _NUMBER.search(text):
             return _NUMBER.sub(digits, text, count=1)
@@ -302,18 +322,15 @@ class Editor:
 
     def _exchange(self, text: str) -> str:
         """A and B → B and A."""
-        match = _OR.search(text)
-        ordered = re.search(r"\b(then|before|after|divided|minus)\b", text)
-        if match is None or ordered or not re.search(r"\bbetween|difference|both|either\b", text):
-            return text
-        return text[: match.start()] + f"{match[3]} {match[2]} {match[1]}" + text[match.end() :]
+        match = _BETWEEN.search(text)
+        return text if match is None else f"{text[: match.start()]}between {match[2]} and {match[1]}{match[3]}"
 
     def _articles(self, text: str) -> str:
         """As people type into a search box."""
         made = re.sub(r"^(what|who|where) (is|are|was|were) (the )?", "", text, flags=re.IGNORECASE)
         if made != text and self._chance.random() < 0.5 and not re.match(r"(?:who|where)\b", text, re.IGNORECASE):
             return made
-        return re.sub(r"\b(the|a|an) ", "", text, count=1)
+        return re.sub(r"\bthe ", "", text, count=1)
 
 
 def _hashed(text: str) -> int:
@@ -362,6 +379,9 @@ def generated(data: Path, count: int, part: Part, seed: int) -> list[Pair]:
     editor = Editor(held_out, chance)
     questions = [base for base in bases(data, held_out) if part == "train" or _half(base[0]) == (part == "measure")]
     chance.shuffle(questions)
+    if held_out:
+        known = {text.lower() for text, _ in bases(data, False)}
+        questions = [(text, source) for text, source in questions if text.lower() not in known]
     pairs = []
     for text, source in questions[:count]:
         made = editor.pair(text)
@@ -397,7 +417,7 @@ def slot_edits(data: Path, editor: Editor, chance: random.Random, count: int, he
         values[source, name].add(value)
     pairs = []
     for source, sentence, name, value in chance.sample(sentences, min(count, len(sentences))):
-        others = sorted(other for other in values[source, name] if other.lower() != value.lower())
+        others = sorted(other for other in values[source, name] if not _alike(other.lower(), value.lower()))
         if not others or "{}" not in sentence or len(sentence) <= 10:
             continue
         text = sentence.replace("{}", value)
@@ -408,6 +428,11 @@ def slot_edits(data: Path, editor: Editor, chance: random.Random, count: int, he
         else:
             pairs.append(Pair(text, editor.harmless(text), True, "harmless", source))
     return pairs
+
+
+def _alike(value: str, other: str) -> bool:
+    """Whether two values may be one: "train" and "trains", "friday" and "this friday"."""
+    return value in other or other in value
 
 
 def split(pairs: Sequence[Pair], domains: Sequence[str]) -> tuple[list[Pair], list[Pair]]:

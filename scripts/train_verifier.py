@@ -42,15 +42,16 @@ def handwritten() -> list[Pair]:
 
 
 def parts() -> dict[str, list[Pair]]:
-    """The pairs for training, and those for calibrating and measuring that share no question with them."""
-    held_out, rest = split(handwritten(), HELD_OUT)
-    calibration, training = split(rest, CALIBRATION)
-    known = {_plain(text) for pair in training for text in (pair.a, pair.b)}
+    """The pairs for measuring, those for calibrating that share no question with them, and so on for training."""
+    measure, rest = split(handwritten(), HELD_OUT)
+    calibrate, train = split(rest, CALIBRATION)
+    calibrate = _without(calibrate, measure)
+    return {"train": _without(train, measure + calibrate), "calibrate": calibrate, "measure": measure}
 
-    def unseen(pairs: list[Pair]) -> list[Pair]:
-        return [pair for pair in pairs if not {_plain(pair.a), _plain(pair.b)} & known]
 
-    return {"train": training, "calibrate": unseen(calibration), "measure": unseen(held_out)}
+def _without(pairs: list[Pair], others: list[Pair]) -> list[Pair]:
+    known = {_plain(text) for pair in others for text in (pair.a, pair.b)}
+    return [pair for pair in pairs if not {_plain(pair.a), _plain(pair.b)} & known]
 
 
 def _plain(text: str) -> str:
@@ -215,8 +216,12 @@ def main() -> None:
         export(tokenizer, model, arguments.out)
     # Near repeats and one-word traps beside the free rewordings, half and half: traffic has both.
     calibration += generated(arguments.data, len(calibration), "calibrate", arguments.seed)
+    made = {"trained_on": len(training), "generated": arguments.generated * arguments.epochs}
+    if arguments.calibrate:
+        old = json.loads((arguments.out / "verifier.json").read_text())["report"]
+        made = {name: old[name] for name in made}
     card = calibrated(arguments.out, survivors(calibration), held_out)
-    card["report"] |= {"trained_on": len(training), "generated": arguments.generated * arguments.epochs}
+    card["report"] |= made
     (arguments.out / "verifier.json").write_text(json.dumps(card) + "\n")
     print(json.dumps(card["report"], indent=1))
 
@@ -225,12 +230,15 @@ def calibrated(out: Path, calibration: list[Pair], held_out: list[Pair]) -> dict
     """What `verifier.json` says of exported weights."""
     scores, same = logits(out, calibration), numpy.array([pair.same for pair in calibration])
     measured, labels = logits(out, held_out), numpy.array([pair.same for pair in held_out])
+    left = survivors(held_out)
+    fresh, truth = logits(out, left), numpy.array([pair.same for pair in left])
     slope, offset = platt(scores, same)
     report = {
         "calibrated_on": {"pairs": len(calibration), "same": int(same.sum())},
         "calibration": quality(scores, same),
         "held_out": quality(measured, labels),
-        "reliability": reliability(1 / (1 + numpy.exp(-(slope * scores + offset))), same),
+        "held_out_candidates": quality(fresh, truth),
+        "reliability": reliability(1 / (1 + numpy.exp(-(slope * fresh + offset))), truth),
     }
     return {
         "fingerprint": hashlib.blake2b((out / "verifier.onnx").read_bytes(), digest_size=8).hexdigest(),

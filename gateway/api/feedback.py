@@ -10,6 +10,7 @@ from backends.dialects.openai_chat import MalformedRequest
 from gateway.api.endpoint import Door, Endpoint
 from gateway.cache.control import Control
 from gateway.exchange import Incoming, Served
+from policies.similarity import LONGEST
 
 
 class Report(BaseModel):
@@ -21,7 +22,7 @@ class Report(BaseModel):
     request_id: str = Field(default="", max_length=200)
     entry: str = Field(default="", pattern="^([0-9a-fA-F]{16,64})?$")
     """As `x-hitherto-entry` told it."""
-    question: str = Field(default="", max_length=100_000)
+    question: str = Field(default="", max_length=LONGEST)
 
     @model_validator(mode="after")
     def _one_way(self) -> Report:

@@ -18,7 +18,7 @@ from backends.protocol import Answer
 from gateway.cache.arbiter import Arbiter
 from gateway.cache.asking import Asking
 from gateway.cache.choice import Chooser, Considered
-from gateway.cache.evidence import Evidence, Hit
+from gateway.cache.evidence import Evidence, Hit, Hits
 from gateway.cache.feed import Feed
 from gateway.cache.key import group_digest
 from gateway.cache.learning import Learning
@@ -63,6 +63,7 @@ class Answers:
         """None: exact answers only."""
         self.evidence: Evidence | None = None
         """What is known of semantic hits, where there are some."""
+        self.hits = Hits()
         self.arbiter = Arbiter()
         self.learning = Learning(self)
         self.shared = shared
@@ -74,7 +75,8 @@ class Answers:
         self._lessor = ThreadPoolExecutor(1, "answers-lease")
         self.writer = Writer(store, self.is_current, self.fault)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._denied: set[tuple[bytes, bytes]] = set()
+        self.denied: set[tuple[bytes, bytes]] = set()
+        """(question, entry): what was reported, or found, wrong."""
         self._described: set[bytes] = set()
         self._turns: OrderedDict[bytes, int] = OrderedDict()
         self.feed = Feed(self)
@@ -88,7 +90,7 @@ class Answers:
         """Have a semantic tier; to be called before `open`."""
         verifier = semantic.verifier
         calibration = () if verifier is None else verifier.calibration
-        judge = "cosine" if verifier is None else verifier.fingerprint
+        judge = f"cosine {semantic.fingerprint}" if verifier is None else verifier.fingerprint
         self.semantic, self.evidence = semantic, Evidence(calibration, judge)
         self._chooser = Chooser(self, semantic, self.evidence)
 
@@ -97,7 +99,7 @@ class Answers:
         now = time.time()
         try:
             await self.feed.begin()
-            self._denied = set(await self.aside(self.store.denied))
+            self.denied = set(await self.aside(self.store.denied))
             rows = self.store.rows()
             while some := await self.aside(lambda: list(islice(rows, 10_000))):
                 for row in some:
@@ -111,9 +113,12 @@ class Answers:
             try:
                 stored = (vector for _, vector in self.store.vectors(self.semantic.fingerprint))
                 await self.semantic.fill(stored, self.is_current)
-                await self.feed.evidence()
             except Exception:
                 self.fault("index")
+            try:
+                await self.feed.evidence()
+            except Exception:
+                self.fault("store")
         self.evict()
         self._publish_size()
         self._chores = [asyncio.create_task(self._sweep()), asyncio.create_task(self.feed.embed_the_rest())]
@@ -191,27 +196,29 @@ class Answers:
             return None
         return self.semantic.neighbours(question.scope, question.view.question)
 
-    async def agrees(self, question: Question, other: str) -> bool:
-        """Whether one answer serves this question and another one; False where nobody can tell."""
+    async def agrees(self, question: Question, other: str, key: bytes) -> bool:
+        """Whether the answer to another one, to be stored under a key, serves this question; False where nobody can
+        tell."""
         text = question.view.question
         if self.semantic is None or text is None:
             return False
         try:
-            return await self._chooser.agrees(question, text, other)
+            return await self._chooser.agrees(question, text, other, key)
         except Exception:
             self.fault("semantic")
             return False
 
     def note_served(self, request: str, question: Question, lookup: Lookup) -> None:
         """Remember which answer a request got, for whoever reports on it."""
-        if self.evidence is not None and lookup.entry is not None:
+        if lookup.entry is not None:
             group = group_digest(question) if lookup.tier == "semantic" else b""
             score = lookup.score if lookup.tier == "semantic" else None
-            self.evidence.served(request, Hit(question.tenant, question.key, lookup.entry.key, group, score))
+            entry = lookup.entry
+            self.hits.served(request, Hit(question.tenant, question.key, entry.key, group, entry.created, score))
 
     def denies(self, question: Question, key: bytes) -> bool:
         """Whether that answer was reported wrong for this question."""
-        return (question.key, key) in self._denied
+        return (question.key, key) in self.denied
 
     async def settled(self) -> bool:
         """Return when what was remembered so far has been tried to be written: whether it is."""
@@ -289,11 +296,11 @@ class Answers:
 
     def deny_again(self, denied: set[tuple[bytes, bytes]]) -> None:
         """What was reported bad to any process that shares the store."""
-        self._denied |= denied
+        self.denied |= denied
 
     def deny(self, asked: bytes, entry: bytes) -> None:
         """Never again serve an entry to the question with the key `asked`."""
-        self._denied.add((asked, entry))
+        self.denied.add((asked, entry))
 
     async def leasing(self, call: Any, *arguments: Any) -> Any:
         """As `aside`, without waiting for what others read there."""
@@ -308,12 +315,13 @@ class Answers:
         assert semantic is not None and text is not None  # may_read allows semantic only with a question
         if not semantic.has(question.scope):
             return Lookup("miss", "first-in-scope")
+        if len(text) > similarity.LONGEST:
+            return Lookup("miss", "beyond-window")
         if semantic.languages == "en" and not is_english(text):
             return Lookup("miss", "language")
         began, future = time.perf_counter(), semantic.neighbours(question.scope, text)
         try:
-            if len(text) <= similarity.LONGEST:
-                similarity.prepare(text)  # while another thread encodes it
+            similarity.prepare(text)  # while another thread encodes it
             async with asyncio.timeout(self._deadline):
                 # Shielded: past the deadline the vector is still wanted for storing the answer.
                 neighbours = await asyncio.shield(future)
@@ -352,7 +360,7 @@ class Answers:
             self.fault("store")
         return None, "fault"
 
-    async def _fetch(self, key: bytes, question: Question) -> tuple[Found | None, str]:
+    async def _fetch(self, key: bytes, question: Question, follow: bool = True) -> tuple[Found | None, str]:
         """An entry that this request may have, or None and why not."""
         known = self.memory.get(key)
         if known is None:
@@ -383,16 +391,16 @@ class Answers:
         known.used = now
         if entry.target is None:
             return Found(entry, entry.question, alias=False, stale=late >= 0), ""
-        return await self._fetch_target(entry, question)
+        return await self._fetch_target(entry, question) if follow else (None, "lost")  # no alias stands for another
 
     async def _fetch_target(self, alias: Entry, question: Question) -> tuple[Found | None, str]:
         """What an alias stands for, if it is still the very answer that it was found to share."""
         assert alias.target is not None
-        if (alias.key, alias.target) in self._denied:
+        if (alias.key, alias.target) in self.denied:
             return None, "veto-reported"
-        found, unfit = await self._fetch(alias.target, question)
+        found, unfit = await self._fetch(alias.target, question, follow=False)
         known = self.memory.get(alias.target)
-        if known is None or known.created > alias.created or (found is not None and found.alias):
+        if known is None or known.created > alias.created or unfit == "lost":
             self._forget([alias.key])
             return None, unfit or "lost"
         return (None, unfit) if found is None else (Found(found.entry, alias.question, alias=True), "")

@@ -54,11 +54,11 @@ class Asking:
         shape: object,
         vector: Vector,
         denies: Callable[[bytes], bool],
-        agrees: Callable[[str], Awaitable[bool]],
+        agrees: Callable[[str, bytes], Awaitable[bool]],
     ) -> Key | None:
         """The flight of the nearest question that may share its answer and wants it in the same shape.
 
-        `denies(key)`: whether the answer under that key was reported wrong for this question; `agrees(other)`:
+        `denies(key)`: whether the answer under that key was reported wrong for this question; `agrees(other, key)`:
         whether one answer serves this question and another one.
         """
         text = question.view.question
@@ -82,7 +82,7 @@ class Asking:
             if cosine >= threshold:
                 near.append((cosine, other))
         for _, other in sorted(near, key=lambda item: -item[0]):
-            if await agrees(other.text):
+            if await agrees(other.text, other.flight[0]):
                 return other.flight
         return None
 

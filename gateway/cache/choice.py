@@ -12,6 +12,7 @@ from gateway.cache.lookup import Found, Lookup
 from gateway.cache.question import Question
 from gateway.stores.contract import Entry
 from policies import similarity
+from policies.cacheability import Judge
 from policies.similarity.language import is_english
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 VERIFIED = 3
 """So many candidates are shown to the verifier: each takes about as long as encoding the question."""
+CLOSE = 0.1
+"""Those whose cosine is so much lower than that of the first one shown are not worth that time."""
 WORTH_COMPARING = 0.0
 """Log-odds from which on a refused candidate's answer is compared with the fresh one: it may be the same."""
 
@@ -45,17 +48,19 @@ class Chooser:
     async def choose(self, question: Question, text: str, nearest: list[tuple[bytes, float]]) -> Lookup:
         """The first candidate that may serve; else the reason why the best one was refused."""
         lookup = Lookup("miss", similarity=nearest[0][1], nearest=nearest[0][0]) if nearest else Lookup("miss")
-        verified, best = 0, None
+        verified, first, best = 0, 0.0, None
         for key, cosine in nearest:
-            if cosine < self._least(question) or verified == VERIFIED:
+            if cosine < self._least(question) or verified == VERIFIED or (verified and cosine < first - CLOSE):
                 break
             found, unfit = await self._answers.fetched(key, question)
             if found is None or found.wording is None or found.entry.scope != question.scope:
                 lookup.reason = lookup.reason or unfit
                 continue
-            one = await self._considered(question, text, found, cosine)
-            verified += one.score is not None
+            if key == question.key and not found.stale:  # stored since we looked
+                return Lookup("alias" if found.alias else "exact", entry=found.entry)
+            one = await self._considered(question, text, found, cosine, question.rules.judge)
             if one.score is not None:
+                verified, first = verified + 1, first or cosine
                 best = one.score if best is None else max(best, one.score)
             if not one.refused:
                 self._accept(lookup, question, one)
@@ -66,12 +71,14 @@ class Chooser:
         lookup.reason = lookup.reason or ("" if lookup.entry is not None else "below-threshold")
         return lookup
 
-    async def agrees(self, question: Question, text: str, other: str) -> bool:
-        """Whether a question whose answer is under way may lend it: no guard and not the verifier speaks against it."""
-        if similarity.veto(text, other):
+    async def agrees(self, question: Question, text: str, other: str, key: bytes) -> bool:
+        """Whether a question whose answer is under way, to be stored under a key, may lend it: nothing speaks against
+        it."""
+        judge = question.rules.judge
+        if self._foreign(other) or (judge is not None and judge.hits) or similarity.veto(text, other):
             return False
         score = await self._semantic.score(text, other)
-        return score is None or score >= self._limit(question, b"")
+        return self._semantic.verifier is None or (score is not None and score >= self._limit(question, key))
 
     async def consider(self, question: Question, text: str, nearest: list[tuple[bytes, float]]) -> list[Considered]:
         """Every candidate, whether it would be served or not."""
@@ -79,25 +86,35 @@ class Chooser:
         for key, cosine in nearest:
             found, _ = await self._answers.fetched(key, question)
             if found is not None and found.wording is not None:
-                considered.append(await self._considered(question, text, found, cosine))
+                considered.append(await self._considered(question, text, found, cosine, None))
         return considered
 
-    async def _considered(self, question: Question, text: str, found: Found, cosine: float) -> Considered:
-        wording = found.wording or ""
-        refused, score, limit = self._objection(question, text, found, cosine), None, None
+    async def _considered(
+        self, question: Question, text: str, found: Found, cosine: float, judge: Judge | None
+    ) -> Considered:
+        wording, limit, score = found.wording or "", None, None
+        refused = self._objection(question, text, found, cosine)
         if not refused and cosine < question.threshold(self._semantic.threshold):
             refused = "below-threshold"
-        judge = question.rules.judge
-        if not refused and judge is not None and judge.hits:
-            answer = openai_chat.text_of(found.entry.body)
-            refused = "" if await self._answers.arbiter.serves(question, wording, answer) else "judge"
-        elif not refused:
-            limit = self._limit(question, found.entry.key)
-            score = await self._semantic.score(text, wording)
-            score = cosine if score is None else score
-            if score < limit:
-                refused = "evidence" if self._semantic.verifier is None else "verifier"
+        if not refused:
+            limit, score = self._limit(question, found.entry.key), cosine
+            if self._semantic.verifier is not None:
+                score = await self._semantic.score(text, wording)
+            if score is None:
+                refused = "unreadable"
+            elif judge is not None and judge.hits:
+                refused = await self._judged(question, found)
+            elif not score >= limit:
+                locked = self._evidence.locked(question, found.entry.key)
+                refused = "evidence" if locked or self._semantic.verifier is None else "verifier"
         return Considered(found.entry, wording, cosine, score, limit, refused)
+
+    async def _judged(self, question: Question, found: Found) -> str:
+        """What speaks against an entry where the tenant's judge has the last word."""
+        if self._evidence.locked(question, found.entry.key):
+            return "evidence"
+        answer = openai_chat.text_of(found.entry.body)
+        return "" if await self._answers.arbiter.serves(question, found.wording or "", answer) else "judge"
 
     def _limit(self, question: Question, entry: bytes) -> float:
         """The score that an entry must reach: by evidence, or before there is any what the config says."""
@@ -115,7 +132,7 @@ class Chooser:
         wording = found.wording or ""
         if self._answers.denies(question, found.entry.key):
             return "veto-reported"
-        if self._semantic.languages == "en" and not is_english(wording):
+        if self._foreign(wording):
             return "veto-language"
         guards = similarity.GUARDS if self._semantic.verifier is None else similarity.hard(cosine)
         if veto := similarity.veto(text, wording, guards):
@@ -124,11 +141,14 @@ class Chooser:
             return "veto-answer"
         return ""
 
+    def _foreign(self, text: str) -> bool:
+        return self._semantic.languages == "en" and not is_english(text)
+
     def _accept(self, lookup: Lookup, question: Question, one: Considered) -> None:
         lookup.similarity, lookup.score, lookup.nearest, lookup.reason = one.cosine, one.score, one.entry.key, ""
         lookup.near = None  # of one that was refused before
         if question.rules.shadow:
-            lookup.reason, lookup.near = "shadow", one.entry.key
+            lookup.reason, lookup.near, lookup.source = "shadow", one.entry.key, "shadow"
         else:
             lookup.tier, lookup.entry = "semantic", one.entry
 
@@ -137,7 +157,7 @@ class Chooser:
         lookup.reason = lookup.reason or one.refused
         if one.refused == "below-threshold" and lookup.near is None:  # without a verifier: what may become an alias
             lookup.near, lookup.score = one.entry.key, one.cosine
-        elif one.score is not None and one.refused == "verifier":
+        elif one.score is not None:  # the verifier, the evidence or a judge
             if one.score >= WORTH_COMPARING and (lookup.near is None or one.score > (lookup.score or 0.0)):
                 lookup.near, lookup.score = one.entry.key, one.score
             elif lookup.score is None:

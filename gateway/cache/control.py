@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 from gateway.cache.answers import Answers
-from gateway.cache.evidence import Hit
 from gateway.cache.key import Scope, key_digest
 from gateway.cache.question import Question
 from gateway.errors import StoreBusy, UnknownAnswer
@@ -47,14 +46,11 @@ class Control:
         `UnknownAnswer`.
         """
         bad = await self._entry(entry, tenant)
-        if question is None or question == bad.question:
+        asked = None if question is None else key_digest(bad.scope, question)
+        if asked is None or asked == bad.key or question == bad.question:
             await self.purge(Selector(entry=bad.key.hex()))
             return {"entry": _id(bad.key), "removed": True, "denied": False}
-        asked = key_digest(bad.scope, question)
-        semantic, score = self._answers.semantic, None
-        if semantic is not None and bad.question is not None:
-            score = await semantic.score(question, bad.question)
-        return await self._deny(bad, Hit(bad.tenant, asked, bad.key, b"", score))
+        return await self._deny(bad, asked)
 
     async def report(self, tenant: str, entry: str, question: str, correct: bool) -> dict[str, Any]:
         """What a tenant says of an entry's answer to a question. Raises `UnknownAnswer`."""
@@ -63,30 +59,33 @@ class Control:
         return {"entry": _id((await self._entry(entry, tenant)).key), "removed": False, "denied": False}
 
     async def report_served(self, tenant: str, request: str, correct: bool) -> dict[str, Any]:
-        """What a tenant says of the stored answer that a request of its got. Raises `UnknownAnswer`."""
-        evidence = self._answers.evidence
-        hit = evidence.hit(request) if evidence is not None else None
-        if hit is None or hit.tenant != tenant:
-            raise UnknownAnswer(f"this gateway process does not remember that request {request!r} got a stored answer")
-        entry = await self._entry(hit.entry.hex(), tenant)
-        if not correct:
-            if hit.asked != entry.key:
-                return await self._deny(entry, hit)
-            await self.purge(Selector(entry=entry.key.hex()))
-        elif hit.score is not None:
-            self._answers.learning.observe(hit, True, "feedback")
-        return {"entry": _id(entry.key), "removed": not correct, "denied": False}
-
-    async def _deny(self, bad: Entry, hit: Hit) -> dict[str, Any]:
-        """Never again serve an entry to that question, and let it be evidence."""
+        """What a tenant says of the stored answer that a request of its got, which is evidence. Raises
+        `UnknownAnswer`."""
         answers = self._answers
-        answers.deny(hit.asked, bad.key)
-        await answers.aside(answers.store.deny, hit.asked, bad.key)
-        if hit.score is not None:
-            answers.learning.observe(hit, False, "feedback")
-        alias = await answers.aside(answers.store.get, hit.asked)
+        hit = answers.hits.reported(tenant, request)
+        if hit is None:
+            raise UnknownAnswer(
+                f"this gateway process does not remember that request {request!r} got a stored answer, or has heard "
+                f"of it already"
+            )
+        if hit.score is not None and answers.evidence is not None and (hit.asked, hit.entry) not in answers.denied:
+            answers.learning.observe(hit, correct, "feedback")
+        done = {"entry": _id(hit.entry), "removed": False, "denied": False}
+        if correct or not answers.is_current(hit.entry, hit.created):
+            return done  # another answer stands there now
+        if hit.asked != hit.entry:
+            return await self._deny(await self._entry(hit.entry.hex(), tenant), hit.asked)
+        await self.purge(Selector(entry=hit.entry.hex()))
+        return {**done, "removed": True}
+
+    async def _deny(self, bad: Entry, asked: bytes) -> dict[str, Any]:
+        """Never again serve an entry to that question."""
+        answers = self._answers
+        answers.deny(asked, bad.key)
+        await answers.aside(answers.store.deny, asked, bad.key)
+        alias = await answers.aside(answers.store.get, asked)
         if alias is not None and alias.target == bad.key:
-            await self.purge(Selector(entry=hit.asked.hex()))
+            await self.purge(Selector(entry=asked.hex()))
         return {"entry": _id(bad.key), "removed": False, "denied": True}
 
     async def _entry(self, beginning: str, tenant: str | None) -> Entry:

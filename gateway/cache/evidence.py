@@ -6,7 +6,7 @@ Evidence is each tenant's own: what one tenant asks, or reports, moves no other'
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,13 +17,14 @@ from policies import risk
 from policies.risk import Pool, Seen
 
 POOLS = 10_000
-"""So many scopes and entries are told apart; the one that was of use longest ago is forgotten."""
-RATES = (0.005, 0.01, 0.02, 0.05, 0.1)
-"""What a report tells of."""
-
-
+"""So many tenants, scopes and entries are told apart; those that were of use longest ago are forgotten."""
+OF_AN_ENTRY = 64
+"""So many observations of one entry are remembered."""
 HITS = 20_000
 """So many requests are remembered with the stored answer that they got."""
+LONGEST_ID = 200
+RATES = (0.005, 0.01, 0.02, 0.05, 0.1)
+"""What a report tells of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,28 @@ class Hit:
     """The key of its question."""
     entry: bytes
     group: bytes
+    created: float
+    """When the answer was stored: what is said later about another one under the same key is not about it."""
     score: float | None
     """None where the question was the entry's own."""
+
+
+class Hits:
+    """Which stored answers requests got lately, for whoever reports on them."""
+
+    def __init__(self) -> None:
+        self._hits: OrderedDict[tuple[str, str], Hit] = OrderedDict()
+
+    def served(self, request: str, hit: Hit) -> None:
+        """Remember which answer a request got, in case somebody says something about it."""
+        if len(request) <= LONGEST_ID:
+            self._hits[hit.tenant, request] = hit
+            if len(self._hits) > HITS:
+                self._hits.popitem(last=False)
+
+    def reported(self, tenant: str, request: str) -> Hit | None:
+        """The answer that a tenant's request got; once, so that a report that is sent twice counts once."""
+        return self._hits.pop((tenant, request), None)
 
 
 @dataclass(slots=True)
@@ -60,77 +81,70 @@ class Evidence:
         """`calibration`: scores of labelled pairs; `judge`: whose scores count."""
         self._calibration = [Seen(score, same) for score, same in calibration]
         self.judge = judge
-        self._hits: OrderedDict[str, Hit] = OrderedDict()
-        self._tenants: dict[str, Tenant] = {}
+        self._tenants: OrderedDict[str, Tenant] = OrderedDict()
         self._groups: OrderedDict[tuple[str, bytes], Pool] = OrderedDict()
-        self._entries: OrderedDict[bytes, list[bool]] = OrderedDict()
+        self._entries: OrderedDict[bytes, deque[bool]] = OrderedDict()
         self._limits: dict[tuple[str, float, float], tuple[int, float]] = {}
         self._tested: dict[float, float] = {}
-        self._ours: set[tuple[float, bytes]] = set()
-        """What this process has observed, and will read in the store again."""
+        self._marks: OrderedDict[tuple[float, bytes, bytes], None] = OrderedDict()
+        """What was taken in lately: the store tells again what we have told it."""
         self.number = 0
         """The newest observation that was read from the store."""
         self.since = time.time()
 
-    def add(self, observation: Observation) -> None:
-        """Take in what was observed here."""
-        if len(self._ours) < POOLS:
-            self._ours.add((observation.at, observation.asked))
-        self._take(observation)
-
-    def _take(self, observation: Observation, of_this_answer: bool = True) -> None:
-        """What users report counts only where it warns: who is content seldom says so."""
-        tenant = self._tenants.setdefault(observation.tenant, Tenant())
+    def add(self, observation: Observation, of_this_answer: bool = True) -> None:
+        """Take in what was observed, here or elsewhere, once; of an entry only if it is about its present answer."""
+        mark = observation.at, observation.asked, observation.entry
+        if mark in self._marks:
+            return
+        self._marks[mark] = None
+        if len(self._marks) > 2 * POOLS:
+            self._marks.popitem(last=False)
+        tenant: Tenant = _kept(self._tenants, observation.tenant, Tenant)
         tenant.counts[observation.source, observation.right] += 1
-        if observation.right is None or observation.judge != self.judge:
+        if observation.judge != self.judge:
             return
-        if observation.source == "feedback" and observation.right:
-            return
-        seen = Seen(observation.score, observation.right)
-        tenant.pool.add(seen)
+        seen, reported = Seen(observation.score, observation.right), observation.source == "feedback"
+        if reported and observation.right:
+            return  # who is content seldom says so
+        if not reported:  # which is no sample of anything
+            tenant.pool.add(seen)
         tenant.version += 1
         _kept(self._groups, (observation.tenant, observation.group), Pool).add(seen)
-        if of_this_answer:
-            _kept(self._entries, observation.entry, list[bool]).append(observation.right)
-
-    def read(self, observation: Observation, of_this_answer: bool = True) -> None:
-        """Take in what the store tells, unless it is our own; of an entry only if it is about its present answer."""
-        mark = (observation.at, observation.asked)
-        if mark in self._ours:
-            self._ours.discard(mark)
-        else:
-            self._take(observation, of_this_answer)
+        if of_this_answer and observation.right is not None:
+            _kept(self._entries, observation.entry, _of_an_entry).append(observation.right)
 
     def forget(self, entry: bytes) -> None:
         """An entry was replaced: what was known of it says nothing about the new answer."""
         self._entries.pop(entry, None)
 
+    def locked(self, question: Question, entry: bytes) -> bool:
+        """Whether an entry has been wrong too often to serve anybody."""
+        known = self._entries.get(entry)
+        if known is None:
+            return False
+        self._entries.move_to_end(entry)
+        return risk.locked(question.rules.max_wrong_rate, known)
+
     def limit(self, question: Question, group: bytes, entry: bytes, least: float) -> float:
         """The score that this entry must reach to serve this question; `least`: where there is no calibration."""
         rate, name = question.rules.max_wrong_rate, question.tenant
-        tenant, known, first = self._tenants.get(name), self._entries.get(entry, ()), self._first(rate, least)
+        tenant, first = self._tenants.get(name), self._first(rate, least)
         if tenant is None:
             return first
+        if self.locked(question, entry):
+            return risk.NEVER
         version, everywhere = self._limits.get((name, rate, first), (-1, 0.0))
         if version != tenant.version:
             if len(self._limits) > POOLS:
                 self._limits.clear()
             everywhere = risk.everywhere(rate, first, tenant.pool)
             self._limits[name, rate, first] = tenant.version, everywhere
-        return risk.narrowed(rate, everywhere, self._groups.get((name, group)), known)
-
-    def served(self, request: str, hit: Hit) -> None:
-        """Remember which answer a request got, in case somebody says something about it."""
-        self._hits[request] = hit
-        if len(self._hits) > HITS:
-            self._hits.popitem(last=False)
-
-    def hit(self, request: str) -> Hit | None:
-        return self._hits.get(request)
+        return risk.narrowed(rate, everywhere, self._groups.get((name, group)), ())
 
     def looked(self, tenant: str, best: float | None) -> None:
         """A semantic lookup: the best score of its candidates, if one was scored."""
-        known = self._tenants.setdefault(tenant, Tenant())
+        known: Tenant = _kept(self._tenants, tenant, Tenant)
         known.lookups += 1
         if best is not None:
             known.best.append(best)
@@ -143,7 +157,7 @@ class Evidence:
         rows = []
         for each in sorted({*RATES, rate}):
             limit = risk.everywhere(each, self._first(each, least), known.pool)
-            inside = [one for one in known.pool.seen if one.score >= limit]
+            inside = [one for one in known.pool.seen if one.score >= limit and one.right is not None]
             wrong = sum(not one.right for one in inside)
             rows.append(
                 {
@@ -176,6 +190,10 @@ class Evidence:
         if rate not in self._tested:
             self._tested[rate] = risk.tested_limit(self._calibration, rate)
         return self._tested[rate]
+
+
+def _of_an_entry() -> deque[bool]:
+    return deque(maxlen=OF_AN_ENTRY)
 
 
 def _kept(pools: OrderedDict[Any, Any], key: Any, make: Any) -> Any:

@@ -61,7 +61,7 @@ class Feed:
         for number, observation in await self._answers.aside(self._answers.store.observed, evidence.number):
             evidence.number = number
             entry = self._answers.memory.get(observation.entry)
-            evidence.read(observation, of_this_answer=entry is not None and entry.created <= observation.at)
+            evidence.add(observation, of_this_answer=entry is not None and entry.created <= observation.at)
 
     async def tidy(self) -> None:
         """Drop what belongs to no entry any more, now and then."""
@@ -69,6 +69,7 @@ class Feed:
             await asyncio.sleep(TIDY_SECONDS)
             try:
                 await self._answers.aside(self._answers.store.tidy)
+                await self.evidence()  # in case it could not be read at the start
                 self._answers.describe_anew()
             except Exception:
                 self._answers.fault("store")
@@ -102,6 +103,8 @@ class Feed:
             mine = answers.memory.get(row.key)
             if row.known.kept_until > time.time() and (mine is None or mine.created < row.known.created):
                 answers.memory.add(row.key, row.known)
+                if answers.evidence is not None:
+                    answers.evidence.forget(row.key)
         self._followed = (known, vectors, removals)
         answers.evict()
 

@@ -9,7 +9,7 @@ import asyncio
 import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,8 @@ def read_pairs(path: Path) -> Iterator[Pair]:
 
 
 async def judge(pairs: Iterable[Pair], semantic: Callable[[], Semantic], rules: CacheRules) -> AsyncIterator[Verdict]:
-    """Verdicts in the order of the pairs."""
+    """Verdicts in the order of the pairs: of guards and verifier, in shadow mode or not, without asking a model."""
+    rules = replace(rules, shadow=False, judge=None)
     with tempfile.TemporaryDirectory() as folder:
         store = SQLiteAnswers(Path(folder) / "judge.sqlite")
         answers = Answers(store, 1 << 30, 60.0, Metrics(), await asyncio.to_thread(semantic))

@@ -6,6 +6,7 @@ evidence for the limit (`evidence`).
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Sequence
@@ -23,8 +24,6 @@ from policies.similarity.answers import Verdict, compared
 if TYPE_CHECKING:
     from gateway.cache.answers import Answers
 
-_SOURCES: dict[str, Source] = {"audit": "audit", "shadow": "shadow"}
-"""By the reason why a lookup was a miss."""
 WORDS = 60
 """Answers are embedded in parts of so many words, which fit every encoder."""
 PARTS = 4
@@ -38,37 +37,52 @@ class Learning:
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._waiting = 0
+        self._one_at_a_time = asyncio.Lock()
+        """No question that is looked up shall wait for the parts of several answers."""
+
+    def takes(self, question: Question) -> bool:
+        """Whether an audit of this question's answer would be compared at all."""
+        return self._waiting < WAITING and question.text() == question.view.question
 
     async def compare(self, question: Question, lookup: Lookup, fresh: Entry) -> None:
         """Compare a fresh answer with that of `lookup.near`, and keep what that tells."""
-        if self._waiting >= WAITING or lookup.near is None:
+        if self._waiting >= WAITING or lookup.near is None or lookup.near == fresh.key:
             return
-        answers, source = self._answers, _SOURCES.get(lookup.reason, "grey")
+        answers, source, rules = self._answers, lookup.source, question.rules
+        # Hits are audited one in so many, so of refused candidates no more may count, or they would seem to be most.
+        counts = lookup.score is not None and (source != "grey" or rules.shadow or random.random() < rules.audit)
         self._waiting += 1
         try:
             found, _ = await answers.fetched(lookup.near, question)
-            if found is None or found.alias or not answers.is_current(fresh.key, fresh.created):
+            if found is None or found.alias or found.entry.key == fresh.key:
                 return
-            old, new = (openai_chat.text_of(entry.body) for entry in (found.entry, fresh))
-            if not old or not new:
+            async with self._one_at_a_time:
+                verdict = await self._rules_say(question, found.entry, fresh)
+            if verdict == "unsure" and counts:
+                texts = (openai_chat.text_of(entry.body) for entry in (found.entry, fresh))
+                verdict = await answers.arbiter.compare(question, found.wording or "", *texts)
+            if not self._still(question, found.entry, fresh):
                 return
-            verdict = await self._verdict(question, found.wording or "", old, new)
-            # Hits are audited one in so many, so of the refused ones no more may count, or they would seem to be most.
-            counts = source != "grey" or random.random() < question.rules.audit
-            if lookup.score is not None and counts:
+            if counts and lookup.score is not None:
                 right = {"same": True, "different": False, "unsure": None}[verdict]
                 group = group_digest(question)
-                hit = Hit(question.tenant, question.key, found.entry.key, group, lookup.score)
+                hit = Hit(question.tenant, question.key, found.entry.key, group, found.entry.created, lookup.score)
                 self.observe(hit, right, source)
                 if right is False and source == "audit":
                     answers.deny(question.key, found.entry.key)
                     await answers.aside(answers.store.deny, question.key, found.entry.key)
-            if verdict == "same":
+            if verdict == "same" and not rules.shadow:  # in which nothing but a request's own answer is served
                 self._alias(fresh, found.entry)
         except Exception:
             answers.fault("alias")
         finally:
             self._waiting -= 1
+
+    def _still(self, question: Question, stored: Entry, fresh: Entry) -> bool:
+        """Whether both answers are what they were before they were compared, and nobody has reported the pair."""
+        answers = self._answers
+        current = all(answers.is_current(entry.key, entry.created) for entry in (stored, fresh))
+        return current and not answers.denies(question, stored.key)
 
     def observe(self, hit: Hit, right: bool | None, source: Source) -> None:
         """Keep an observation of a hit with a score, here and in the store."""
@@ -76,16 +90,16 @@ class Learning:
         assert answers.evidence is not None and hit.score is not None
         observation = Observation(time.time(), hit.tenant, hit.group, hit.entry, hit.asked, hit.score, right, source,
                                   answers.evidence.judge)  # fmt: skip
-        answers.evidence.add(observation)
+        answers.evidence.add(observation, of_this_answer=answers.is_current(hit.entry, hit.created))
         answers.writer.observe(observation)
         told = {True: "right", False: "wrong", None: "unsure"}[right]
         answers.metrics.evidence.labels(source, told).inc()
 
-    async def _verdict(self, question: Question, wording: str, old: str, new: str) -> Verdict:
-        verdict = compared(old, new, None)
-        if verdict == "unsure":
-            verdict = compared(old, new, await self._cosine(old, new))
-        return verdict if verdict != "unsure" else await self._answers.arbiter.compare(question, wording, old, new)
+    async def _rules_say(self, question: Question, stored: Entry, fresh: Entry) -> Verdict:
+        old, new = (openai_chat.text_of(entry.body) for entry in (stored, fresh))
+        asked = question.view.question or ""
+        verdict = compared(old, new, asked, None)
+        return compared(old, new, asked, await self._cosine(old, new)) if verdict == "unsure" else verdict
 
     async def _cosine(self, old: str, new: str) -> float | None:
         """How near two answers are: the cosine of the means of their parts' vectors."""
@@ -96,7 +110,6 @@ class Learning:
             return None
         means = []
         for text in (old, new):
-            # One after the other: no question that is looked up shall wait for more than one of them.
             vectors = [vector for part in _parts(text) if (vector := await semantic.vector(part)) is not None]
             if not vectors:
                 return None

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from gateway.stores.contract import Entry
+from gateway.stores.contract import Entry, Source
 
 if TYPE_CHECKING:  # numpy and faiss are not there where only exact answers are served
     from gateway.cache.semantic import Neighbours
@@ -31,6 +31,8 @@ class Lookup:
     neighbours: asyncio.Future[Neighbours | None] | None = field(default=None, repr=False)
     score: float | None = None
     """The verifier's log-odds for the candidate that was served, or of the best that was refused."""
+    source: Source = "grey"
+    """Where a comparison with `near` comes from."""
     near: bytes | None = None
     """The key of an entry whose answer a fresh one is to be compared with: it was just not good enough, or is
     audited."""

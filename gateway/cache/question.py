@@ -14,7 +14,12 @@ from policies.controls import Controls
 def without_history(view: View) -> View:
     """The same request without the turns before its question, if the question stands alone."""
     messages = view.scope_fields.get("messages")
-    if view.question is None or not isinstance(messages, list) or not stands_alone(view.question, messages[:-1]):
+    if view.question is None or not isinstance(messages, list):
+        return view
+    try:
+        if not stands_alone(view.question, messages[:-1]):
+            return view
+    except ImportError:  # the word lists come with hitherto[semantic]
         return view
     kept = [message for message in messages[:-1] if message.get("role") in ("system", "developer")]
     return replace(view, scope_fields={**view.scope_fields, "messages": [*kept, messages[-1]]})

@@ -17,7 +17,7 @@ from embedder.build import build
 from embedder.config import EmbedderConfig
 from embedder.contract import Vectors
 from embedder.index import ScopedIndex, pack
-from embedder.verifier import Verifier
+from embedder.verifier import Unreadable, Verifier
 from embedder.verifier import build as build_verifier
 from gateway.stores.contract import Vector
 
@@ -96,9 +96,16 @@ class Semantic:
         return self._batcher.encode_then(question, look)
 
     async def score(self, question: str, other: str) -> float | None:
-        """The verifier's log-odds that one answer serves both questions; None where there is no verifier."""
+        """The verifier's log-odds that one answer serves both questions; None where it cannot tell, or there is
+        none."""
         verifier = self.verifier
-        return None if verifier is None else await self._batcher.run(lambda: verifier.score(question, other))
+        if verifier is None:
+            return None
+        try:
+            score = await self._batcher.run(lambda: verifier.score(question, other))
+        except Unreadable:
+            return None
+        return score if math.isfinite(score) else None
 
     def vector(self, text: str) -> asyncio.Future[Vectors | None]:
         """The vector of a text that is no question; None if it does not fit."""
@@ -175,7 +182,7 @@ def load(config: EmbedderConfig, threshold: float | None) -> Semantic:
     suits = nearest + MARGIN
     if threshold is None and verifier is not None:
         threshold = max(PROPOSED, suits)
-    if suits > (ALONE if threshold is None else threshold):
+    if suits > min(0.99, ALONE if threshold is None else threshold):
         raise TooNear(
             f"the embedding model puts unrelated questions at a cosine of {nearest:.2f}, too near for "
             f"cache.semantic.threshold {ALONE if threshold is None else threshold:g}; with this model it must be "

@@ -37,6 +37,7 @@ _REASONS = {
     "usage-unknown": "An answer was stored, but without the token counts that this request must have.",
     "changed": "The stored answer was replaced while it was being read.",
     "verifier": "The verifier is not sure enough that the nearest stored question has the same answer.",
+    "unreadable": "The verifier cannot read this question and the nearest stored one as a whole.",
     "evidence": "What was seen of hits like this one speaks against serving it.",
     "judge": "The judge did not find the nearest stored answer right for this question.",
     "language": "The question is not in a language that guards and verifier read; only an exact answer will do.",

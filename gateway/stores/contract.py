@@ -101,8 +101,8 @@ class Selector:
     """Seconds."""
 
 
-OBSERVATIONS = 100_000
-"""So many observations are kept, the newest."""
+OBSERVATIONS = 10_000
+"""So many observations of a tenant are kept, the newest; in Redis a hundred times as many of all together."""
 Source = Literal["audit", "shadow", "grey", "feedback"]
 """Where it is known from: a hit that was computed as well; what `semantic: shadow` would have served; a candidate
 that was not good enough, when the fresh answer came; somebody who was served."""

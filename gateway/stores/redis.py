@@ -186,7 +186,7 @@ class RedisAnswers:
         feed, numbers = self._name("feed", "evidence"), self._name("n", "evidence")
         for row in rows:
             fields = {**asdict(row), **{name: getattr(row, name).hex() for name in _HASHES}}
-            self._observe([feed, numbers], [orjson.dumps(fields), OBSERVATIONS])
+            self._observe([feed, numbers], [orjson.dumps(fields), 100 * OBSERVATIONS])
 
     def observed(self, after: int = 0) -> list[tuple[int, Observation]]:
         found = []

@@ -40,8 +40,8 @@ CREATE TABLE IF NOT EXISTS denials (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS evidence (
     number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, tenant TEXT NOT NULL, grouped BLOB NOT NULL,
-    entry BLOB NOT NULL, asked BLOB NOT NULL, score REAL NOT NULL, is_right INTEGER, source TEXT NOT NULL, judge TEXT
-    NOT NULL
+    entry BLOB NOT NULL, asked BLOB NOT NULL, score REAL NOT NULL, is_right INTEGER, source TEXT NOT NULL,
+    judge TEXT NOT NULL, UNIQUE (at, asked, entry)
 );
 CREATE TABLE IF NOT EXISTS leases (key BLOB PRIMARY KEY, holder TEXT NOT NULL, until REAL NOT NULL) WITHOUT ROWID;
 """
@@ -143,9 +143,10 @@ class SQLiteAnswers:
                 )
 
     def find(self, selector: Selector) -> list[tuple[bytes, float, int]]:
-        conditions, values = ["1"], []
+        conditions: list[str] = ["1"]
+        values: list[object] = []
         for condition, value in (
-            ("hex(key) LIKE ? || '%'", selector.entry.upper()),
+            ("key BETWEEN ? AND ?", _between(selector.entry) if selector.entry else ""),
             ("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)", selector.tag),
             ("model = ?", selector.model),
             ("tenant = ?", selector.tenant),
@@ -153,7 +154,7 @@ class SQLiteAnswers:
         ):
             if value != "":
                 conditions.append(condition)
-                values.append(value)
+                values += value if isinstance(value, list) else [value]
         meant = f"SELECT key FROM answers WHERE {' AND '.join(conditions)}"
         query = f"SELECT key, created, {_SIZE} FROM answers WHERE key IN ({meant}) OR target IN ({meant})"
         return list(self._rows(query, *values, *values))
@@ -178,8 +179,9 @@ class SQLiteAnswers:
     def tidy(self) -> None:
         alone = "SELECT scope FROM scopes WHERE NOT EXISTS (SELECT 1 FROM answers WHERE answers.scope = scopes.scope)"
         with self._write_lock, self._writer:
-            newest = "(SELECT max(number) FROM evidence)"
-            self._writer.execute(f"DELETE FROM evidence WHERE number <= {newest} - ?", (OBSERVATIONS,))
+            ranked = "SELECT number, row_number() OVER (PARTITION BY tenant ORDER BY number DESC) AS rank FROM evidence"
+            old = f"SELECT number FROM ({ranked}) WHERE rank > ?"
+            self._writer.execute(f"DELETE FROM evidence WHERE number IN ({old})", (OBSERVATIONS,))
         while True:  # piece by piece, since others wait for the lock
             with self._write_lock, self._writer:
                 done = self._writer.execute(f"DELETE FROM scopes WHERE scope IN ({alone} LIMIT 500)").rowcount
@@ -203,7 +205,7 @@ class SQLiteAnswers:
         values = [(o.at, o.tenant, o.group, o.entry, o.asked, o.score, o.right, o.source, o.judge) for o in rows]
         with self._write_lock, self._writer:
             columns = "at, tenant, grouped, entry, asked, score, is_right, source, judge"
-            self._writer.executemany(f"INSERT INTO evidence ({columns}) VALUES ({'?, ' * 8}?)", values)
+            self._writer.executemany(f"INSERT OR IGNORE INTO evidence ({columns}) VALUES ({'?, ' * 8}?)", values)
 
     def observed(self, after: int = 0) -> list[tuple[int, Observation]]:
         rows = self._rows("SELECT * FROM evidence WHERE number > ? ORDER BY number", after)
@@ -251,6 +253,12 @@ class SQLiteAnswers:
             yield from rows
             with self._scan_lock:
                 rows = cursor.fetchmany(1000)
+
+
+def _between(beginning: str) -> list[bytes]:
+    """The first and the last key that begin with these hexadecimal digits."""
+    even = len(beginning) + len(beginning) % 2
+    return [bytes.fromhex(beginning.ljust(even, "0")), bytes.fromhex(beginning.ljust(64, "f"))]
 
 
 def _seal(key: bytes, body: bytes) -> bytes:

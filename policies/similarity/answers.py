@@ -20,8 +20,8 @@ SHORT = 12
 """Answers with so few words of meaning say one thing; their facts can be compared one by one."""
 
 
-def compared(answer: str, other: str, cosine: float | None) -> Verdict:
-    """`cosine`: how near the two are; None if that is not known."""
+def compared(answer: str, other: str, question: str, cosine: float | None) -> Verdict:
+    """Two answers to a question. `cosine`: how near they are; None if that is not known."""
     if not answer.strip() or not other.strip():
         return "unsure"
     if agree(answer, other):
@@ -30,17 +30,18 @@ def compared(answer: str, other: str, cosine: float | None) -> Verdict:
         return "different" if cosine is not None and cosine < APART else "unsure"
     ours, theirs = read(answer), read(other)
     if max(len(ours.content), len(theirs.content)) <= SHORT:
-        return _short(ours, theirs, cosine)
+        return _short(ours, theirs, set(read(question[:LONGEST]).content), cosine)
     if cosine is None:
         return "unsure"
-    if cosine < APART:
+    numbers, others = set(ours.quantities), set(theirs.quantities)
+    if cosine < APART or (min(len(numbers), len(others)) > 1 and not numbers & others):
         return "different"
-    facts, others = _facts(ours), _facts(theirs)
-    shared = len(facts & others) / max(1, min(len(facts), len(others)))
-    return "same" if cosine >= CLOSE and (not facts or not others or shared >= 0.8) else "unsure"
+    facts, told = _facts(ours), _facts(theirs)
+    shared = len(facts & told) / max(1, min(len(facts), len(told)))
+    return "same" if cosine >= CLOSE and (not facts or not told or shared >= 0.8) else "unsure"
 
 
-def _short(ours: Reading, theirs: Reading, cosine: float | None) -> Verdict:
+def _short(ours: Reading, theirs: Reading, asked: set[str], cosine: float | None) -> Verdict:
     numbers, names = set(ours.quantities) ^ set(theirs.quantities), ours.names ^ theirs.names
     one_way = not (set(ours.quantities) and set(theirs.quantities))  # one of them just does not say it
     if polarity.negation(ours, theirs) or polarity.opposed(ours, theirs):
@@ -52,8 +53,8 @@ def _short(ours: Reading, theirs: Reading, cosine: float | None) -> Verdict:
     if cosine is not None and cosine < APART:
         return "different"
     less, more = sorted((set(ours.content), set(theirs.content)), key=len)
-    if less <= more and not numbers and (less or ours.quantities):
-        return "same"  # "Paris" and "The capital of France is Paris"
+    if less <= more and more - less <= asked and not numbers and (less or ours.quantities):
+        return "same"  # "Paris" and "The capital of France is Paris", which repeats the question
     return "same" if cosine is not None and cosine >= CLOSE and not numbers and not names else "unsure"
 
 

@@ -13,15 +13,12 @@ from policies.similarity.lexicon import is_word
 from policies.similarity.text import EMPTY, REMEMBERED
 
 _WORD = re.compile(r"[^\W\d_]+")
-_QUOTED = re.compile(r"[\"“„«`][^\"”“»`]*[\"”“»`]|(?<!\w)'[^']{2,}'(?!\w)")
-_FOREIGN = (
-    frozenset(
-        "de la le les un une des du el los las que es en y por con para como il lo della di che der das und ist ich "
-        "ein eine wie mit den "
-        "het een van och att jag det er og ikke não uma os do em".split()
-    )
-    - EMPTY
-)
+_QUOTED = re.compile(r"[\"“„«`][^\"“”„«»`]{0,500}[\"”“»`]|(?<!\w)'[^']{2,500}'(?!\w)")
+_SMALL = """
+de la le les un une des du el los las que es en y por con para como il lo della di che der das und ist ich ein eine
+wie mit den het een van och att jag det er og ikke não uma os do em wer wo wann warum mot passe kto jest hai mera tum kya chi
+"""
+_FOREIGN = frozenset(_SMALL.split()) - EMPTY
 """Small words of other languages; two names may be joined by one of them, a sentence has more."""
 ENOUGH = 0.5
 """So many of a text's words must be English; names, code and typing errors are the rest."""
@@ -31,10 +28,15 @@ ENOUGH = 0.5
 def is_english(text: str) -> bool:
     """Whether most words are English, apart from what is quoted. A short word counts only if it is one of grammar:
     "la", "de" and "es" stand in English dictionaries, too."""
-    words = _WORD.findall(_QUOTED.sub(" ", text).lower()) or _WORD.findall(text.lower())
+    written = _WORD.findall(_QUOTED.sub(" ", text)) or _WORD.findall(text)
+    words = [word.lower() for word in written]
     if not words:
         return True  # a sum, say
-    small, accented = sum(word in _FOREIGN for word in words), sum(not word.isascii() for word in words)
+    names = any(word in EMPTY for word in words)  # beside English grammar Los Angeles and DES are names
+    small = sum(
+        word in _FOREIGN and not (names and form[0].isupper()) for word, form in zip(words, written, strict=True)
+    )
+    accented = sum(not word.isascii() for word in words)
     if "¿" in text or "¡" in text or small >= 0.3 * len(words) or (small and small + accented >= 0.4 * len(words)):
         return False
     if any(not _is_latin(word) for word in words):

@@ -21,6 +21,7 @@ from embedder.sentence import SentenceEncoder
 from gateway.cache.answers import Answers
 from gateway.cache.key import Scope, key_digest
 from gateway.cache.lease import Leases
+from gateway.cache.lookup import Lookup
 from gateway.cache.question import Question
 from gateway.cache.semantic import Semantic, TooNear, load
 from gateway.metrics import Metrics
@@ -318,7 +319,7 @@ async def test_a_reported_or_refreshed_answer_is_not_served_through_its_alias(
         assert (await answers.lookup(other)).tier == "alias", "after a restart, too"
         answers.deny(other.key, old.key)
         assert await text_of(answers, other) == ("miss", "veto-reported")
-        answers._denied.clear()
+        answers.denied.clear()
         answers.remember(old, await answers.lookup(old), "b", 200, answer("Lyon."))
         assert (await answers.lookup(other)).tier == "miss", "another answer was never found to be the same"
 
@@ -489,6 +490,64 @@ async def test_a_verifier_has_the_last_word(tmp_path: Path, encoder: SentenceEnc
     down = question("What is the capital of France pls", rules=replace(RULES, threshold=0.6))
     assert await text_of(answers, down) == ("miss", "fault"), "a verifier that is down consents to nothing"
     await answers.close()
+
+
+async def test_a_score_that_is_no_number_consents_to_nothing(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    class Nan(OneWordMore):
+        def score(self, question: str, other: str) -> float:
+            return float("nan")
+
+    store = SQLiteAnswers(tmp_path / "a.sqlite")
+    answers = Answers(store, 1 << 30, 10.0, Metrics(), Semantic(Batcher(encoder), Nan()))
+    await answers.open()
+    await remember(answers, question("What is the capital of France?"), "Paris")
+    assert await text_of(answers, question("Tell me the capital of France")) == ("miss", "unreadable")
+    await answers.close()
+
+
+async def test_an_answer_is_never_its_own_alias_nor_aliases_of_each_other(
+    tmp_path: Path, encoder: SentenceEncoder
+) -> None:
+    async with opened(tmp_path, encoder) as answers:
+        first, second = question("What is the capital of France?"), question("Tell me the capital of France")
+        await remember(answers, first, "Paris")
+        entry = answers.memory.body(first.key)
+        assert entry is not None
+        await answers.learning.compare(
+            first, Lookup("miss", "shadow", score=3.0, near=first.key, source="shadow"), entry
+        )
+        assert await text_of(answers, first) == ("exact", "Paris")
+        for one, other in ((first, second), (second, first)):  # as two comparisons at the same time could make them
+            answers.keep(replace(entry, key=one.key, body=b"", target=other.key))
+        assert (await answers.lookup(first)).entry is None and (await answers.lookup(second)).entry is None
+        assert b'hitherto_faults_total{part="store"} 0.0' in answers.metrics.render()
+
+
+async def test_what_is_stored_while_we_look_is_an_exact_hit(tmp_path: Path, encoder: SentenceEncoder) -> None:
+    async with opened(tmp_path, encoder) as answers:
+        asked = question("What is the capital of France?")
+        await remember(answers, asked, "Paris")
+        assert answers.semantic is not None
+        neighbours = await answers.semantic.neighbours(asked.scope, "What is the capital of France?")
+        assert neighbours is not None
+        found = await answers._chooser.choose(asked, "What is the capital of France?", neighbours.nearest)
+        assert found.tier == "exact"
+
+
+async def test_an_answer_that_came_too_late_for_its_comparison_is_left_alone(
+    tmp_path: Path, encoder: SentenceEncoder
+) -> None:
+    async with opened(tmp_path, encoder) as answers:
+        stored, asked = question("What is the capital of France?"), question("Tell me the capital of France")
+        await remember(answers, stored, "Paris")
+        await remember(answers, replace(asked, rules=replace(RULES, threshold=0.999, grey=0.0)), "Paris")
+        fresh = answers.memory.body(asked.key)
+        assert fresh is not None
+        answers.forget([(asked.key, fresh.created)])
+        await answers.learning.compare(
+            asked, Lookup("miss", "audit", score=3.0, near=stored.key, source="audit"), fresh
+        )
+        assert (await answers.lookup(asked)).tier == "semantic", "it was purged, and stays so"
 
 
 async def test_a_store_that_does_not_answer_is_waited_for_once(tmp_path: Path) -> None:

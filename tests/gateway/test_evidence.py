@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from backends.dialects.openai_chat import view
-from gateway.cache.evidence import Evidence, Hit
+from gateway.cache.evidence import Evidence, Hit, Hits
 from gateway.cache.key import group_digest
 from gateway.cache.question import Question
 from gateway.stores.contract import Observation
@@ -46,8 +46,8 @@ def test_wrong_hits_raise_the_limit_of_their_tenant_only() -> None:
 
 def test_an_entry_is_locked_out_by_its_failures_and_free_again_when_it_is_replaced() -> None:
     evidence = Evidence(CALIBRATION, "j")
-    for _ in range(60):
-        evidence.add(SEEN)
+    for number in range(60):
+        evidence.add(replace(SEEN, asked=b"%d" % number))
     for number in range(2):
         evidence.add(replace(SEEN, right=False, entry=b"bad", asked=bytes([number])))
     assert limit(evidence, entry=b"bad") == NEVER and limit(evidence) < NEVER
@@ -68,9 +68,9 @@ def test_what_counts_and_what_does_not() -> None:
     evidence = Evidence(CALIBRATION, "j")
     before = limit(evidence)
     for number in range(50):
-        evidence.add(replace(SEEN, right=False, judge="an older verifier", asked=bytes([number])))
-        evidence.add(replace(SEEN, right=None, asked=bytes([number])))
-        evidence.add(replace(SEEN, right=True, score=0.0, source="feedback", asked=bytes([number])))
+        evidence.add(replace(SEEN, right=False, judge="an older verifier", at=1.0, asked=bytes([number])))
+        evidence.add(replace(SEEN, right=None, at=2.0, asked=bytes([number])))
+        evidence.add(replace(SEEN, right=True, score=0.0, source="feedback", at=3.0, asked=bytes([number])))
     assert limit(evidence) == before
     counts = {(one["source"], one["right"]): one["count"] for one in evidence.report("t", 0.05, 9.0)["observations"]}
     assert counts == {("audit", False): 50, ("audit", None): 50, ("feedback", True): 50}, "but all of it is told"
@@ -79,8 +79,8 @@ def test_what_counts_and_what_does_not() -> None:
 def test_what_the_store_tells_again_is_counted_once() -> None:
     evidence = Evidence(CALIBRATION, "j")
     evidence.add(replace(SEEN, right=False))
-    evidence.read(replace(SEEN, right=False))
-    evidence.read(replace(SEEN, right=False, at=2.0))
+    evidence.add(replace(SEEN, right=False))
+    evidence.add(replace(SEEN, right=False, at=2.0))
     assert evidence.report("t", 0.05, 9.0)["observations"] == [{"source": "audit", "right": False, "count": 2}]
 
 
@@ -98,11 +98,35 @@ def test_the_report_says_what_each_rate_would_serve() -> None:
     assert told["rates"][0]["wrong_rate"] == [0.0, 1.0], "nothing is known yet"
 
 
-def test_hits_are_remembered_for_whoever_reports_on_them() -> None:
+def test_hits_are_remembered_once_for_whoever_reports_on_them() -> None:
+    hits = Hits()
+    hits.served("request", Hit("t", b"a", b"e", b"g", 1.0, 4.0))
+    hits.served("request", Hit("u", b"b", b"f", b"g", 1.0, 4.0))
+    hits.served("x" * 300, Hit("t", b"a", b"e", b"g", 1.0, 4.0))
+    found = hits.reported("t", "request")
+    assert found is not None and found.entry == b"e", "though another tenant has used that id"
+    assert hits.reported("t", "request") is None, "a report that is sent twice counts once"
+    assert hits.reported("t", "x" * 300) is None
+
+
+def test_reports_warn_of_an_entry_and_a_scope_but_are_no_sample_of_the_whole() -> None:
+    evidence = Evidence(CALIBRATION, "j")
+    before = limit(evidence)
+    for number in range(5):
+        evidence.add(replace(SEEN, right=False, source="feedback", asked=bytes([number])))
+    assert limit(evidence, group=b"another") == before < limit(evidence, group=b"g")
+    assert limit(evidence, entry=b"e") == NEVER
+
+
+def test_what_nobody_could_tell_is_no_proof() -> None:
     evidence = Evidence([], "j")
-    evidence.served("request", Hit("t", b"a", b"e", b"g", 1.0))
-    found = evidence.hit("request")
-    assert found is not None and found.entry == b"e" and evidence.hit("another") is None
+    for number in range(400):
+        evidence.add(replace(SEEN, right=None if number % 20 == 0 else True, asked=number.to_bytes(2, "big")))
+    assert limit(evidence) == 9.0
+    evidence = Evidence([], "j")
+    for number in range(400):
+        evidence.add(replace(SEEN, asked=number.to_bytes(2, "big")))
+    assert limit(evidence) == 4.0
 
 
 def test_scope_classes_are_model_and_system_prompt() -> None:

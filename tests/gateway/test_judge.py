@@ -38,7 +38,8 @@ def test_each_pair_gets_a_verdict_and_labels_a_table(tmp_path: Path) -> None:
         (True, "exact"),
         (False, "first-in-scope"),
     ]
-    assert 0.9 < verdicts[0]["similarity"] < 1 and set(verdicts[0]) == {"served", "similarity", "reason"}
+    assert 0.9 < verdicts[0]["similarity"] < 1 and set(verdicts[0]) == {"served", "similarity", "score", "reason"}
+    assert verdicts[0]["score"] > 0.9 and verdicts[1]["score"] is None
     table = run(str(file)).stdout
     assert "near                     same              2        2   100.0%" in table
     assert "all                      different         0        3     0.0%" in table

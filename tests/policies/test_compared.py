@@ -6,6 +6,7 @@ import pytest
 
 from policies.similarity.answers import compared
 
+ASKED = "What is the answer, and is it the capital of France?"
 LONG = "Photosynthesis turns light, water and carbon dioxide into sugar and oxygen in the chloroplasts of green leaves"
 OTHER = "Plants use sunlight to make glucose from carbon dioxide taken from air and water taken up by their roots"
 UNRELATED = "The treaty was signed by the delegates of nine provinces after long talks about tolls, fishing and borders"
@@ -28,10 +29,19 @@ UNRELATED = "The treaty was signed by the delegates of nine provinces after long
         (LONG, OTHER, None, "unsure"),
         (LONG, UNRELATED, 0.1, "different"),
         (LONG + " in 1779", OTHER + " since 1950", 0.95, "different"),
+        ("Paris", "Paris and the Seine.", 0.8, "unsure"),
+        ("Red", "Red or blue", 0.8, "unsure"),
+        ("You can return it.", "You can return it unopened in the shop.", 0.8, "unsure"),
+        (
+            f"{LONG}. Send it back by card within 14 days or 2 weeks, at a cost of 5 euros.",
+            f"{LONG}. Send it back for credit within 30 days or 4 months, at a cost of 9 euros.",
+            0.97,
+            "different",
+        ),
         ("", "something", 0.9, "unsure"),
         ("word " * 3000, "other " * 3000, 0.7, "unsure"),
     ],
 )
 def test_answers(one: str, other: str, cosine: float | None, verdict: str) -> None:
-    assert compared(one, other, cosine) == verdict
-    assert compared(other, one, cosine) == verdict, "in both orders"
+    assert compared(one, other, ASKED, cosine) == verdict
+    assert compared(other, one, ASKED, cosine) == verdict, "in both orders"

@@ -11,7 +11,7 @@ def history(*texts: str) -> list[dict[str, str]]:
     return [{"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(texts)]
 
 
-SMALL_TALK = history("Good morning, I hope your Monday is going well.", "It is, thank you!")
+SMALL_TALK = history("Good morning! How are you?", "I am fine, thank you!", "what's 15% of 240", "36.")
 TOPIC = history("Tell me about the Eiffel Tower.", "It is in Paris.")
 
 
@@ -59,7 +59,10 @@ def test_turns_that_point_back(question: str) -> None:
 
 def test_the_same_subject_keeps_the_history() -> None:
     assert not stands_alone("Who designed the Eiffel Tower in Paris?", TOPIC)
-    assert stands_alone("What is the chemical formula of table salt?", TOPIC)
+    assert not stands_alone("What is the chemical formula of table salt?", TOPIC), "a subject was set"
+    assert stands_alone("By the way, what is the chemical formula of table salt?", TOPIC), "and is changed"
+    whole = "How many Euro pallets fit side by side on the floor of a standard 13.6 m semi-trailer?"
+    assert stands_alone(whole, TOPIC), "and this says all that it asks"
 
 
 @pytest.mark.parametrize(
@@ -71,6 +74,11 @@ def test_the_same_subject_keeps_the_history() -> None:
         "Keep your answers short.",
         "I'm allergic to nuts, keep that in mind.",
         "Act as a pirate.",
+        "Assume that pi equals 3.",
+        "You must rhyme in all your replies.",
+        "I use Fedora 39.",
+        "My kid weighs 12 kg.",
+        "Antworte nur auf Deutsch.",
     ],
 )
 def test_what_was_asked_for_before_still_holds(before: str) -> None:
