@@ -43,7 +43,8 @@ class Ticket:
     told: bool = False
     """Whether the ledger has its row: what ends later gets a row of its own."""
     behind: str = ""
-    """Why it computes behind the back of somebody who is served already: "refresh" of a stale answer, or "audit"."""
+    """Why it computes behind the back of somebody who is served already: "refresh" of a stale answer, "audit" of a
+    hit, or "judgement" of two answers."""
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         return rate_limit.headers(self.states)

@@ -148,7 +148,7 @@ class Pipeline:
         ask = Ask("/chat/completions", "", {}, orjson.dumps(fields), model, tenant, fields)
         if await self._admission.is_spent(tenant):
             raise BudgetSpent("the tenant's budget is spent")
-        ticket = Ticket(tenant, holder=new_id(), surface=openai_chat.SURFACE, told=True, behind="judge")
+        ticket = Ticket(tenant, holder=new_id(), surface=openai_chat.SURFACE, told=True, behind="judgement")
         async with asyncio.timeout(CONSULT_SECONDS):
             dispatched = await self._admission.open(ticket, ask)
             told = Told(None, 0, 0)

@@ -45,7 +45,7 @@ class CacheRules:
     """Whether a question may share the answer that a nearly identical one is getting just now."""
     per_user: bool = False
     """Whether answers are kept apart by end user."""
-    max_wrong_rate: float = 0.02
+    max_wrong_rate: float = 0.03
     """The share of semantic hits that may be wrong."""
     shadow: bool = False
     """Whether semantic hits are only counted, not served."""

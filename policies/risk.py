@@ -37,7 +37,8 @@ UNLUCKY = 3.0
 UNLUCKIEST = 0.15
 """But no worse than this: two failures in a row lock it out, whatever the rate."""
 CREDIT = 1.0
-"""A scope inherits what the whole has seen: one wrong answer alone does not speak against it."""
+"""A tenant inherits the calibration and a scope what its tenant has seen: one wrong answer alone speaks against
+neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +123,8 @@ class Pool:
         self.total += 1
 
     def limit(self, rate: float, start: float, credit: float = 0.0) -> float:
-        """The lowest limit from `start` on over which of what was seen lately no more than `rate`, plus `credit`, was
-        wrong. What nobody could tell says nothing here."""
+        """The lowest limit from `start` on over which of what was seen lately no more than `rate` was wrong, or
+        `credit` of them. What nobody could tell says nothing here."""
         told = (one for one in reversed(self.seen) if one.right is not None)
         lately = list(islice(told, math.ceil(LATELY / rate)))
         wrong = sorted(one.score for one in lately if not one.right and one.score >= start)
@@ -132,7 +133,7 @@ class Pool:
         scores = sorted(one.score for one in lately)
         limit = start
         for number, score in enumerate(wrong):
-            if len(wrong) - number <= rate * (len(scores) - bisect_left(scores, limit)) + credit:
+            if len(wrong) - number <= max(credit, rate * (len(scores) - bisect_left(scores, limit))):
                 break
             limit = math.nextafter(score, NEVER)
         return limit
@@ -152,7 +153,7 @@ class Pool:
 
 def everywhere(rate: float, calibration: float, pool: Pool) -> float:
     """The score that a hit of a tenant must reach now; `calibration`: the limit before any evidence."""
-    return pool.limit(rate, min(calibration, pool.proven(rate)))
+    return pool.limit(rate, min(calibration, pool.proven(rate)), CREDIT)
 
 
 def locked(rate: float, entry: Collection[bool]) -> bool:

@@ -48,7 +48,7 @@ class SemanticConfig(Section):
     mode: Literal["serve", "shadow"] = "serve"
     """`shadow`: semantic hits are not served but counted, and compared with the fresh answers (`hitherto cache
     risk`)."""
-    max_wrong_rate: Share = Field(default=0.02, gt=0.0, le=0.5)
+    max_wrong_rate: Share = Field(default=0.03, gt=0.0, le=0.5)
     """The share of semantic hits that may be wrong, like 1%: what is served is chosen so that it is kept."""
     threshold: float | None = Field(default=None, ge=0.0, le=1.0)
     """The cosine that a stored question must reach beside that; by default 0.5 where a verifier decides, 0.85

@@ -40,6 +40,7 @@ _REASONS = {
     "unreadable": "The verifier cannot read this question and the nearest stored one as a whole.",
     "evidence": "What was seen of hits like this one speaks against serving it.",
     "judge": "The judge did not find the nearest stored answer right for this question.",
+    "judgement": "A model was asked whether a stored answer is the same as a fresh one, or right for a question.",
     "language": "The question is not in a language that guards and verifier read; only an exact answer will do.",
     "shadow": "A stored answer would have been served, but the tenant's semantic tier only counts (shadow mode).",
     "audit": "A stored answer was served, and this fresh one was computed behind it to see whether it was right.",

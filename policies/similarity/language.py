@@ -16,7 +16,8 @@ _WORD = re.compile(r"[^\W\d_]+")
 _QUOTED = re.compile(r"[\"“„«`][^\"“”„«»`]{0,500}[\"”“»`]|(?<!\w)'[^']{2,500}'(?!\w)")
 _SMALL = """
 de la le les un une des du el los las que es en y por con para como il lo della di che der das und ist ich ein eine
-wie mit den het een van och att jag det er og ikke não uma os do em wer wo wann warum mot passe kto jest hai mera tum kya chi
+wie mit den het een van och att jag det er og ikke não uma os do em wer wo wann warum mot passe kto jest hai mera
+tum kya chi
 """
 _FOREIGN = frozenset(_SMALL.split()) - EMPTY
 """Small words of other languages; two names may be joined by one of them, a sentence has more."""

@@ -20,9 +20,10 @@ SAME = [
     ("How many moons does Saturn have?", "How many moons has Saturn got?"),
 ]
 DIFFERENT = [
-    ("How do I lock my card?", "How do I unlock my card?"),
+    ("How do I export contacts?", "How do I import contacts?"),
     ("What does the basic plan cost per month?", "What does the business plan cost per month?"),
-    ("train from Paris to Lyon", "train from Lyon to Paris"),
+    ("What is the cheapest plan?", "What is the most expensive plan?"),
+    ("How do I install Docker on Ubuntu?", "How do I install Docker on Windows?"),
     ("Is ibuprofen safe for dogs?", "Is ibuprofen safe for cats?"),
     ("When was the bridge opened?", "Why was the bridge opened?"),
 ]
@@ -38,7 +39,7 @@ def shipped() -> Verifier:
 def test_it_tells_rewordings_from_one_word_traps(shipped: Verifier) -> None:
     lowest = min(shipped.score(a, b) for a, b in SAME)
     highest = max(shipped.score(a, b) for a, b in DIFFERENT)
-    assert lowest > 2 > 0 > highest
+    assert lowest > 3 and highest < 0
 
 
 def test_order_and_company_do_not_matter(shipped: Verifier) -> None:

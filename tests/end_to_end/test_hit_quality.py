@@ -81,20 +81,19 @@ def test_an_audit_that_finds_the_same_answer_makes_an_alias(gateway: Gateway, up
     assert any(row["part"] == "late" and row["reason"] == "audit" for row in rows["rows"]), "and it is booked"
 
 
-def test_an_audit_that_finds_another_answer_locks_the_entry_out(gateway: Gateway, upstream: FakeServer) -> None:
+def test_an_audit_that_finds_another_answer_takes_the_hit_back(gateway: Gateway, upstream: FakeServer) -> None:
     question, again = "How tall is the Eiffel Tower?", "Please tell me how tall the Eiffel Tower is"
-    answers(upstream, "It is 330 metres tall.", "It is 120 metres tall.", "It is 90 metres tall.")
+    answers(upstream, "It is 330 metres tall.", "It is 120 metres tall.")
     ask(gateway, "audited", question)
     bad = _entry_of(gateway, "audited", question)
-    for count, wording in enumerate((again, "tell me how tall the eiffel tower is"), start=1):
-        served = ask(gateway, "audited", wording)
-        assert (served.headers["x-hitherto-cache"], served.headers["x-hitherto-entry"]) == ("semantic", bad)
-        assert eventually(lambda count=count: known(gateway, "audited")["counts"].get(("audit", False)) == count)
+    served = ask(gateway, "audited", again)
+    assert (served.headers["x-hitherto-cache"], served.headers["x-hitherto-entry"]) == ("semantic", bad)
+    assert eventually(lambda: known(gateway, "audited")["counts"].get(("audit", False)) == 1)
     repeated = ask(gateway, "audited", again)
     assert repeated.headers["x-hitherto-cache"] == "exact", "the fresh answer is this question's own now"
     assert "120" in repeated.json()["choices"][0]["message"]["content"]
-    third = ask(gateway, "audited", "How tall is the Eiffel Tower, please?")
-    assert third.headers.get("x-hitherto-entry") != bad, "after two failures nobody else gets it"
+    fresh = ask(gateway, "audited", again, **{"cache-control": "no-cache"})
+    assert fresh.headers["x-hitherto-cache"] == "bypass"
 
 
 def _entry_of(gateway: Gateway, tenant: str, question: str) -> str:
@@ -174,7 +173,7 @@ def test_a_judge_is_asked_only_where_rules_cannot_tell_and_so_often_a_day(
     prompts = [seen.json() for seen in upstream.app.seen if seen.json()["model"] == "judge"]
     assert len(prompts) == 1 and long in prompts[0]["messages"][0]["content"]
     rows = gateway.client.get("/dashboard/api/requests", params={"tenant": "judged"}).json()["rows"]
-    assert any(row["reason"] == "judge" for row in rows), "the tenant pays for its judge"
+    assert any(row["reason"] == "judgement" for row in rows), "the tenant pays for its judge"
 
 
 @pytest.mark.parametrize(("word", "tier"), [("YES", "semantic"), ("No.", "miss"), ("I would say YES and NO", "miss")])
