@@ -53,7 +53,8 @@ spring autumn|day night|morning evening|morning afternoon|am pm|weekday weekend|
 tomorrow yesterday|next last|next previous|past future|ancient modern|formal informal|formal casual|happy sad|
 happiest saddest|funny serious|love hate|like dislike|cause cure|cause prevent|cause relieve|cause treat|
 cause effect|symptom treatment|symptom cause|symptom prevention|cause treatment|
-treatment prevention|diagnosis treatment|synonym antonym|agree disagree|appear disappear|visible invisible|active inactive|passive active|
+treatment prevention|diagnosis treatment|synonym antonym|agree disagree|appear disappear|visible invisible|
+active inactive|passive active|
 legal illegal|possible impossible|singular plural|prefix suffix|vertical horizontal|vertically horizontally|
 even odd|common rare|common rarest|rarest commonest|simple complex|sweet sour|alive dead|live die|born died|
 birth death|marriage divorce|marry divorce|married single|arm disarm|inflate deflate|grow shrink|widen narrow|
