@@ -321,7 +321,8 @@ def sections(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
     if "pairs" in wanted:
         for title, pairs in sets.items():
             yield title, compared(pairs, rate, arguments.gptcache)
-            yield f"{title}: by max_wrong_rate", by_rate(pairs)
+            if not title.startswith("Quora"):
+                yield f"{title}: by max_wrong_rate", by_rate(pairs)
     if "times" in wanted:
         yield "Milliseconds of a decision", times(held_out[:500])
     if "conversations" in wanted:

@@ -66,8 +66,10 @@ class SentenceVerifier:
         """The model's own logit, the mean over both orders. Raises `Unreadable`."""
         from embedder.verifier import Unreadable
 
-        if len(self._model.tokenizer(question, other)["input_ids"]) > (self._model.max_length or 512):
-            raise Unreadable("too long")
+        tokenizer = self._model.tokenizer
+        ids = tokenizer(question, other)["input_ids"]
+        if len(ids) > (self._model.max_length or 512) or tokenizer.unk_token_id in ids:
+            raise Unreadable(f"{len(ids)} tokens, or unknown words")
         return float(self._model.predict([(question, other), (other, question)], show_progress_bar=False).mean())
 
 

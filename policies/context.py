@@ -22,7 +22,7 @@ FEWEST = 3
 PLENTY = 6
 """With so many it says all that its answer depends on, most likely."""
 _SWITCH = re.compile(
-    r"\W*(?:(?:thanks|thank you|great|good|nice|perfect|ok|okay|anyway)\b[^.?!:]{0,30}[.!:,]\s*)*(?:next|now for "
+    r"\W*(?:(?:thanks|thank you|great|good|nice|perfect|ok|okay|anyway)\b[^.?!:,]{0,30}[.!:,]\s*)*(?:next|now for "
     r"something else|another question|"
     r"different (?:question|topic)|unrelated|change of topic|by the way|new topic|something (?:completely "
     r")?(?:else|different)|"
@@ -68,7 +68,7 @@ _PLEASANTRY = re.compile(
     r"^\W*(?:(?:thanks|thank you|thx|cheers|great|good|nice|perfect|cool|awesome|ok|okay|alright|wow|ha|haha|hi|"
     r"hello|hey|got it|"
     r"makes sense|i see|yes|no|anyway|new topic|while i'm waiting|a general question|different (?:question|"
-    r"topic))\b[^?]{0,40}?(?:[.!:;]+|,(?= (?:what|who|when|where|how|which|why|is|are|do|does|"
+    r"topic))\b[^?.!:;,]{0,40}(?:[.!:;]+|,(?= (?:what|who|when|where|how|which|why|is|are|do|does|"
     r"can)\b))\s*)+(?:(?:next|now|one "
     r"(?:more|other|last) (?:question|thing)|another question|different (?:question|topic)|unrelated|"
     r"change of topic|by the way|"
@@ -142,6 +142,8 @@ def stands_alone(question: str, earlier: Sequence[Mapping[str, Any]]) -> bool:
     said = [message for message in earlier if message.get("role") not in ("system", "developer")]
     if not said:
         return True
+    if len(question) + sum(len(str(message.get("content"))) for message in said) > LONGEST:
+        return False
     texts: list[str] = []
     # A turn that changes the subject, or says as much as this, needs none of the facts that were told before.
     settled = _SWITCH.match(question.strip()) is not None or len(_meaning(question)) >= PLENTY
@@ -153,8 +155,6 @@ def stands_alone(question: str, earlier: Sequence[Mapping[str, Any]]) -> bool:
         texts.append(content)
         if message["role"] == "user" and (_STANDING.search(content) or not (settled or _asks_or_chats(content))):
             return False
-    if len(question) + sum(map(len, texts)) > LONGEST:
-        return False
     asked = _PLEASANTRY.sub("", question.strip())
     return not _points_back(asked) and not _meaning(asked) & _meaning(" ".join(texts))
 
@@ -162,7 +162,7 @@ def stands_alone(question: str, earlier: Sequence[Mapping[str, Any]]) -> bool:
 def _asks_or_chats(turn: str) -> bool:
     """Whether every sentence is a question, or says nothing that could matter later."""
     sentences = re.findall(r"[^.?!\n]+[.?!]*", turn)
-    return len(turn) <= LONGEST and all(
+    return all(
         sentence.rstrip().endswith("?") or _WH.match(sentence.strip()) or _CHAT.match(sentence.strip())
         for sentence in sentences
         if sentence.strip()

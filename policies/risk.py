@@ -32,6 +32,8 @@ REMEMBERED = 16
 """What is remembered, in the same units: a proof wants more than an alarm."""
 MOST = 3200
 """What is remembered at most: as many as the strictest rate (0.5 %) asks for."""
+HOPELESS = 0.002
+"""If so little speaks for what is served over the limit being right often enough, no limit is high enough."""
 UNLUCKY = 3.0
 """An entry may be so many times as bad as the whole; entries differ."""
 UNLUCKIEST = 0.15
@@ -86,6 +88,8 @@ def tested_limit(seen: Sequence[Seen], rate: float, confidence: float = CONFIDEN
     for size in steps:
         if size > len(ordered):
             break
+        while size < len(ordered) and ordered[size].score == ordered[size - 1].score:
+            size += 1  # a limit cannot tell equal scores apart
         wrong += sum(not one.right for one in ordered[at:size])
         at = size
         if _at_most(wrong, size, rate) > 1 - confidence:  # the bound is over `rate`
@@ -99,7 +103,7 @@ def checkpoint(total: int, rate: float) -> tuple[int, float]:
     that looking again and again stays honest.
 
     The k-th look, when there is twice as much as at the one before, spends (1 - CONFIDENCE) / (k (k + 1)); all looks
-    together spend no more than 1 - CONFIDENCE.
+    of a process together spend no more than 1 - CONFIDENCE.
     """
     size, k = math.ceil(4 / rate), 1
     if total < size:
@@ -131,6 +135,8 @@ class Pool:
         if not wrong:
             return start
         scores = sorted(one.score for one in lately)
+        if len(lately) >= math.ceil(LATELY / rate):
+            credit = 0.0  # it has a record of its own by now
         limit = start
         for number, score in enumerate(wrong):
             if len(wrong) - number <= max(credit, rate * (len(scores) - bisect_left(scores, limit))):
@@ -153,7 +159,13 @@ class Pool:
 
 def everywhere(rate: float, calibration: float, pool: Pool) -> float:
     """The score that a hit of a tenant must reach now; `calibration`: the limit before any evidence."""
-    return pool.limit(rate, min(calibration, pool.proven(rate)), CREDIT)
+    proof = pool.proven(rate)
+    limit = pool.limit(rate, min(calibration, proof), CREDIT)
+    inside = [one for one in pool.seen if one.right is not None and one.score >= limit]
+    wrong = sum(not one.right for one in inside)
+    if wrong > 1 and 1 - _at_most(wrong - 1, len(inside), rate) < HOPELESS:
+        return max(limit, proof)  # scores tell nothing here: nothing serves until something is proven
+    return limit
 
 
 def locked(rate: float, entry: Collection[bool]) -> bool:
@@ -174,7 +186,12 @@ def narrowed(rate: float, limit: float, scope: Pool | None, entry: Collection[bo
 
 def interval(wrong: int, total: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """The two-sided exact interval of a share (Clopper and Pearson 1934)."""
-    side = 1 - (1 - confidence) / 2
-    high = upper_bound(wrong, total, side) if total else 1.0
-    low = 1 - upper_bound(total - wrong, total, side) if wrong else 0.0
+    side = (1 - confidence) / 2
+    high = upper_bound(wrong, total, 1 - side) if total else 1.0
+    if not wrong:
+        return 0.0, high
+    below, low = 0.0, wrong / total
+    for _ in range(50):
+        middle = (below + low) / 2
+        below, low = (middle, low) if 1 - _at_most(wrong - 1, total, middle) < side else (below, middle)
     return low, high

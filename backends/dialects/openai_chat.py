@@ -280,8 +280,10 @@ def usage_of(body: Mapping[str, Any]) -> Usage | None:
 def text_of(body: bytes) -> str:
     """What a stored answer says; empty if it is not one text."""
     choices = orjson.loads(body)["choices"] if body else []
-    content = choices[0]["message"].get("content") if len(choices) == 1 else None
-    return content if isinstance(content, str) else ""
+    message = choices[0]["message"] if len(choices) == 1 else {}
+    content = message.get("content")
+    calls = message.get("tool_calls") or message.get("function_call")
+    return content if isinstance(content, str) and not calls else ""
 
 
 _SHARED = ("model", "system_fingerprint", "service_tier")

@@ -32,7 +32,7 @@ class Report(BaseModel):
 
 
 class FeedbackEndpoint(Endpoint):
-    """Tenants can only report what was served to them."""
+    """Tenants can only report answers of their own."""
 
     surface = "feedback"
 

@@ -176,8 +176,8 @@ class Answers:
         found, unfit = await self.fetched(question.key, question)
         if found is not None and found.alias:
             readable = cacheability.may_read(question.view, question.rules, question.controls)
-            if not readable.semantic:
-                return None, readable.reason  # another wording's answer, and this request wants its own
+            if not readable.semantic or question.rules.shadow:
+                return None, readable.reason or "shadow"  # another wording's answer, and this request wants its own
         return found, unfit
 
     async def stale(self, question: Question) -> Entry | None:
@@ -196,14 +196,14 @@ class Answers:
             return None
         return self.semantic.neighbours(question.scope, question.view.question)
 
-    async def agrees(self, question: Question, other: str, key: bytes) -> bool:
+    async def agrees(self, question: Question, other: str, key: bytes, cosine: float) -> bool:
         """Whether the answer to another one, to be stored under a key, serves this question; False where nobody can
         tell."""
         text = question.view.question
         if self.semantic is None or text is None:
             return False
         try:
-            return await self._chooser.agrees(question, text, other, key)
+            return await self._chooser.agrees(question, text, other, key, cosine)
         except Exception:
             self.fault("semantic")
             return False

@@ -54,12 +54,12 @@ class Asking:
         shape: object,
         vector: Vector,
         denies: Callable[[bytes], bool],
-        agrees: Callable[[str, bytes], Awaitable[bool]],
+        agrees: Callable[[str, bytes, float], Awaitable[bool]],
     ) -> Key | None:
         """The flight of the nearest question that may share its answer and wants it in the same shape.
 
-        `denies(key)`: whether the answer under that key was reported wrong for this question; `agrees(other, key)`:
-        whether one answer serves this question and another one.
+        `denies(key)`: whether the answer under that key was reported wrong for this question; `agrees(other, key,
+        cosine)`: whether one answer serves this question and another one.
         """
         text = question.view.question
         asked = _living(self._asked.get(question.scope, []))
@@ -81,8 +81,8 @@ class Asking:
             cosine = mine.cosine(theirs)
             if cosine >= threshold:
                 near.append((cosine, other))
-        for _, other in sorted(near, key=lambda item: -item[0]):
-            if await agrees(other.text, other.flight[0]):
+        for cosine, other in sorted(near, key=lambda item: -item[0]):
+            if await agrees(other.text, other.flight[0], cosine):
                 return other.flight
         return None
 

@@ -56,8 +56,8 @@ class Chooser:
             if found is None or found.wording is None or found.entry.scope != question.scope:
                 lookup.reason = lookup.reason or unfit
                 continue
-            if key == question.key and not found.stale:  # stored since we looked
-                return Lookup("alias" if found.alias else "exact", entry=found.entry)
+            if key == question.key and not found.stale and not (found.alias and question.rules.shadow):
+                return Lookup("alias" if found.alias else "exact", entry=found.entry)  # stored since we looked
             one = await self._considered(question, text, found, cosine, question.rules.judge)
             if one.score is not None:
                 verified, first = verified + 1, first or cosine
@@ -71,14 +71,16 @@ class Chooser:
         lookup.reason = lookup.reason or ("" if lookup.entry is not None else "below-threshold")
         return lookup
 
-    async def agrees(self, question: Question, text: str, other: str, key: bytes) -> bool:
+    async def agrees(self, question: Question, text: str, other: str, key: bytes, cosine: float) -> bool:
         """Whether a question whose answer is under way, to be stored under a key, may lend it: nothing speaks against
         it."""
         judge = question.rules.judge
-        if self._foreign(other) or (judge is not None and judge.hits) or similarity.veto(text, other):
+        if (judge is not None and judge.hits) or self._foreign(text) or self._foreign(other):
             return False
-        score = await self._semantic.score(text, other)
-        return self._semantic.verifier is None or (score is not None and score >= self._limit(question, key))
+        if similarity.veto(text, other):
+            return False
+        score = cosine if self._semantic.verifier is None else await self._semantic.score(text, other)
+        return score is not None and score >= self._limit(question, key)
 
     async def consider(self, question: Question, text: str, nearest: list[tuple[bytes, float]]) -> list[Considered]:
         """Every candidate, whether it would be served or not."""
@@ -114,7 +116,7 @@ class Chooser:
         if self._evidence.locked(question, found.entry.key):
             return "evidence"
         answer = openai_chat.text_of(found.entry.body)
-        return "" if await self._answers.arbiter.serves(question, found.wording or "", answer) else "judge"
+        return "" if answer and await self._answers.arbiter.serves(question, found.wording or "", answer) else "judge"
 
     def _limit(self, question: Question, entry: bytes) -> float:
         """The score that an entry must reach: by evidence, or before there is any what the config says."""

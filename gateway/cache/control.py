@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from gateway.cache.answers import Answers
+from gateway.cache.evidence import Hit
 from gateway.cache.key import Scope, key_digest
 from gateway.cache.question import Question
 from gateway.errors import StoreBusy, UnknownAnswer
@@ -50,7 +51,11 @@ class Control:
         if asked is None or asked == bad.key or question == bad.question:
             await self.purge(Selector(entry=bad.key.hex()))
             return {"entry": _id(bad.key), "removed": True, "denied": False}
-        return await self._deny(bad, asked)
+        semantic = self._answers.semantic
+        if semantic is not None and question is not None and bad.question is not None:
+            score = await semantic.score(question, bad.question)
+            self._observe(Hit(bad.tenant, asked, bad.key, b"", bad.created, score), False)
+        return await self._deny(bad.key, asked)
 
     async def report(self, tenant: str, entry: str, question: str, correct: bool) -> dict[str, Any]:
         """What a tenant says of an entry's answer to a question. Raises `UnknownAnswer`."""
@@ -66,27 +71,38 @@ class Control:
         if hit is None:
             raise UnknownAnswer(
                 f"this gateway process does not remember that request {request!r} got a stored answer, or has heard "
-                f"of it already"
+                f"of it"
             )
-        if hit.score is not None and answers.evidence is not None and (hit.asked, hit.entry) not in answers.denied:
-            answers.learning.observe(hit, correct, "feedback")
+        self._observe(hit, correct)
         done = {"entry": _id(hit.entry), "removed": False, "denied": False}
         if correct or not answers.is_current(hit.entry, hit.created):
             return done  # another answer stands there now
-        if hit.asked != hit.entry:
-            return await self._deny(await self._entry(hit.entry.hex(), tenant), hit.asked)
-        await self.purge(Selector(entry=hit.entry.hex()))
+        try:
+            if hit.asked != hit.entry:
+                return await self._deny(hit.entry, hit.asked)
+            answers.forget([(hit.entry, hit.created)])
+            if not await answers.settled():
+                raise StoreBusy("forgotten here, but the store takes no writes just now: it will be tried again")
+        except Exception:
+            answers.hits.served(request, hit)  # whoever tries again shall be heard
+            raise
         return {**done, "removed": True}
 
-    async def _deny(self, bad: Entry, asked: bytes) -> dict[str, Any]:
+    def _observe(self, hit: Hit, correct: bool) -> None:
+        """Let a report be evidence, unless that is known already."""
+        answers = self._answers
+        if hit.score is not None and answers.evidence is not None and (hit.asked, hit.entry) not in answers.denied:
+            answers.learning.observe(hit, correct, "feedback")
+
+    async def _deny(self, bad: bytes, asked: bytes) -> dict[str, Any]:
         """Never again serve an entry to that question."""
         answers = self._answers
-        answers.deny(asked, bad.key)
-        await answers.aside(answers.store.deny, asked, bad.key)
+        answers.deny(asked, bad)
+        await answers.aside(answers.store.deny, asked, bad)
         alias = await answers.aside(answers.store.get, asked)
-        if alias is not None and alias.target == bad.key:
+        if alias is not None and alias.target == bad:
             await self.purge(Selector(entry=asked.hex()))
-        return {"entry": _id(bad.key), "removed": False, "denied": True}
+        return {"entry": _id(bad), "removed": False, "denied": True}
 
     async def _entry(self, beginning: str, tenant: str | None) -> Entry:
         answers = self._answers

@@ -70,8 +70,10 @@ class Tenant:
     """(source, right) → observations."""
     lookups: int = 0
     """Semantic lookups since the start of this process."""
+    scored: int = 0
+    """Of these, how many had a candidate that no guard refused."""
     best: list[float] = field(default_factory=list)
-    """The best score of each of the last lookups that had a candidate which no guard refused."""
+    """The best score of each of the last of those."""
 
 
 class Evidence:
@@ -84,6 +86,7 @@ class Evidence:
         self._tenants: OrderedDict[str, Tenant] = OrderedDict()
         self._groups: OrderedDict[tuple[str, bytes], Pool] = OrderedDict()
         self._entries: OrderedDict[bytes, deque[bool]] = OrderedDict()
+        self._locked: set[bytes] = set()
         self._limits: dict[tuple[str, float, float], tuple[int, float]] = {}
         self._tested: dict[float, float] = {}
         self._marks: OrderedDict[tuple[float, bytes, bytes], None] = OrderedDict()
@@ -107,16 +110,18 @@ class Evidence:
         seen, reported = Seen(observation.score, observation.right), observation.source == "feedback"
         if reported and observation.right:
             return  # who is content seldom says so
-        if not reported:  # which is no sample of anything
-            tenant.pool.add(seen)
+        if observation.entry not in self._locked:  # one that nobody gets says nothing of what is served
+            if not reported:  # which is no sample of anything
+                tenant.pool.add(seen)
+            _kept(self._groups, (observation.tenant, observation.group), Pool).add(seen)
         tenant.version += 1
-        _kept(self._groups, (observation.tenant, observation.group), Pool).add(seen)
         if of_this_answer and observation.right is not None:
             _kept(self._entries, observation.entry, _of_an_entry).append(observation.right)
 
     def forget(self, entry: bytes) -> None:
         """An entry was replaced: what was known of it says nothing about the new answer."""
         self._entries.pop(entry, None)
+        self._locked.discard(entry)
 
     def locked(self, question: Question, entry: bytes) -> bool:
         """Whether an entry has been wrong too often to serve anybody."""
@@ -124,7 +129,10 @@ class Evidence:
         if known is None:
             return False
         self._entries.move_to_end(entry)
-        return risk.locked(question.rules.max_wrong_rate, known)
+        locked = risk.locked(question.rules.max_wrong_rate, known)
+        if locked and len(self._locked) < POOLS:
+            self._locked.add(entry)
+        return locked
 
     def limit(self, question: Question, group: bytes, entry: bytes, least: float) -> float:
         """The score that this entry must reach to serve this question; `least`: where there is no calibration."""
@@ -147,6 +155,7 @@ class Evidence:
         known: Tenant = _kept(self._tenants, tenant, Tenant)
         known.lookups += 1
         if best is not None:
+            known.scored += 1
             known.best.append(best)
             if len(known.best) > 2 * risk.MOST:
                 del known.best[: risk.MOST]
@@ -181,7 +190,7 @@ class Evidence:
     @staticmethod
     def _scored(known: Tenant) -> float:
         """The share of lookups that had a candidate with a score."""
-        return min(1.0, len(known.best) / known.lookups) if known.lookups else 0.0
+        return known.scored / known.lookups if known.lookups else 0.0
 
     def _first(self, rate: float, least: float) -> float:
         """The limit before any evidence."""

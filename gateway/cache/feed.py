@@ -61,7 +61,7 @@ class Feed:
         for number, observation in await self._answers.aside(self._answers.store.observed, evidence.number):
             evidence.number = number
             entry = self._answers.memory.get(observation.entry)
-            evidence.add(observation, of_this_answer=entry is not None and entry.created <= observation.at)
+            evidence.add(observation, of_this_answer=entry is not None and entry.created == observation.created)
 
     async def tidy(self) -> None:
         """Drop what belongs to no entry any more, now and then."""

@@ -56,11 +56,13 @@ class Learning:
             found, _ = await answers.fetched(lookup.near, question)
             if found is None or found.alias or found.entry.key == fresh.key:
                 return
+            old, new = (openai_chat.text_of(entry.body) for entry in (found.entry, fresh))
+            if not old or not new:
+                return  # calls of tools, say, which nobody can tell apart
             async with self._one_at_a_time:
-                verdict = await self._rules_say(question, found.entry, fresh)
+                verdict = await self._rules_say(question.view.question or "", old, new)
             if verdict == "unsure" and counts:
-                texts = (openai_chat.text_of(entry.body) for entry in (found.entry, fresh))
-                verdict = await answers.arbiter.compare(question, found.wording or "", *texts)
+                verdict = await answers.arbiter.compare(question, found.wording or "", old, new)
             if not self._still(question, found.entry, fresh):
                 return
             if counts and lookup.score is not None:
@@ -88,16 +90,24 @@ class Learning:
         """Keep an observation of a hit with a score, here and in the store."""
         answers = self._answers
         assert answers.evidence is not None and hit.score is not None
-        observation = Observation(time.time(), hit.tenant, hit.group, hit.entry, hit.asked, hit.score, right, source,
-                                  answers.evidence.judge)  # fmt: skip
+        observation = Observation(
+            at=time.time(),
+            tenant=hit.tenant,
+            group=hit.group,
+            entry=hit.entry,
+            created=hit.created,
+            asked=hit.asked,
+            score=hit.score,
+            right=right,
+            source=source,
+            judge=answers.evidence.judge,
+        )
         answers.evidence.add(observation, of_this_answer=answers.is_current(hit.entry, hit.created))
         answers.writer.observe(observation)
         told = {True: "right", False: "wrong", None: "unsure"}[right]
         answers.metrics.evidence.labels(source, told).inc()
 
-    async def _rules_say(self, question: Question, stored: Entry, fresh: Entry) -> Verdict:
-        old, new = (openai_chat.text_of(entry.body) for entry in (stored, fresh))
-        asked = question.view.question or ""
+    async def _rules_say(self, asked: str, old: str, new: str) -> Verdict:
         verdict = compared(old, new, asked, None)
         return compared(old, new, asked, await self._cosine(old, new)) if verdict == "unsure" else verdict
 

@@ -117,6 +117,8 @@ class Observation:
     group: bytes
     """The model and the system prompt that it was about, as a hash."""
     entry: bytes
+    created: float
+    """When the entry was."""
     asked: bytes
     """The key of the question."""
     score: float

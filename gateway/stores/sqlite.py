@@ -40,8 +40,8 @@ CREATE TABLE IF NOT EXISTS denials (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS evidence (
     number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, tenant TEXT NOT NULL, grouped BLOB NOT NULL,
-    entry BLOB NOT NULL, asked BLOB NOT NULL, score REAL NOT NULL, is_right INTEGER, source TEXT NOT NULL,
-    judge TEXT NOT NULL, UNIQUE (at, asked, entry)
+    entry BLOB NOT NULL, created REAL NOT NULL, asked BLOB NOT NULL, score REAL NOT NULL, is_right INTEGER,
+    source TEXT NOT NULL, judge TEXT NOT NULL, UNIQUE (at, asked, entry)
 );
 CREATE TABLE IF NOT EXISTS leases (key BLOB PRIMARY KEY, holder TEXT NOT NULL, until REAL NOT NULL) WITHOUT ROWID;
 """
@@ -182,6 +182,7 @@ class SQLiteAnswers:
             ranked = "SELECT number, row_number() OVER (PARTITION BY tenant ORDER BY number DESC) AS rank FROM evidence"
             old = f"SELECT number FROM ({ranked}) WHERE rank > ?"
             self._writer.execute(f"DELETE FROM evidence WHERE number IN ({old})", (OBSERVATIONS,))
+            self._writer.execute("DELETE FROM denials WHERE NOT EXISTS (SELECT 1 FROM answers WHERE key = entry)")
         while True:  # piece by piece, since others wait for the lock
             with self._write_lock, self._writer:
                 done = self._writer.execute(f"DELETE FROM scopes WHERE scope IN ({alone} LIMIT 500)").rowcount
@@ -202,10 +203,12 @@ class SQLiteAnswers:
         return list(self._rows("SELECT asked, entry FROM denials"))
 
     def observe(self, rows: Sequence[Observation]) -> None:
-        values = [(o.at, o.tenant, o.group, o.entry, o.asked, o.score, o.right, o.source, o.judge) for o in rows]
+        values = [
+            (o.at, o.tenant, o.group, o.entry, o.created, o.asked, o.score, o.right, o.source, o.judge) for o in rows
+        ]
         with self._write_lock, self._writer:
-            columns = "at, tenant, grouped, entry, asked, score, is_right, source, judge"
-            self._writer.executemany(f"INSERT OR IGNORE INTO evidence ({columns}) VALUES ({'?, ' * 8}?)", values)
+            columns = "at, tenant, grouped, entry, created, asked, score, is_right, source, judge"
+            self._writer.executemany(f"INSERT OR IGNORE INTO evidence ({columns}) VALUES ({'?, ' * 9}?)", values)
 
     def observed(self, after: int = 0) -> list[tuple[int, Observation]]:
         rows = self._rows("SELECT * FROM evidence WHERE number > ? ORDER BY number", after)

@@ -38,10 +38,13 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
 )
 """Reason → guard, in the order in which they are asked. True means: keep these two questions apart."""
 
-HARD: tuple[tuple[str, Guard], ...] = tuple(
-    (name, guard)
-    for name, guard in GUARDS
-    if name in "numbers verbatim calendar units antonym quantifier form order role language".split()
+HARD: tuple[tuple[str, Guard], ...] = (
+    ("numbers", wording.clashing_numbers),
+    *(
+        (name, guard)
+        for name, guard in GUARDS
+        if name in "verbatim calendar units antonym quantifier form order role language".split()
+    ),
 )
 """Those that stay where a verifier decides: the others only guess at what it knows better (docs/hit-quality.md)."""
 NEGATION_FROM = 0.75

@@ -22,6 +22,7 @@ _PERSONS = {
     **dict.fromkeys("they them".split(), "they"),
 }
 _JOINING = frozenset("and or vs versus".split())
+_SYMMETRIC = frozenset("difference differences differ vs versus compare compared comparison between or".split())
 _LIGHT = frozenset("differ difference compare comparison between first also only".split())
 
 
@@ -69,6 +70,8 @@ def exchanged(a: Reading, b: Reading) -> bool:
         for y in moved:
             if mine[x] == yours[y] and mine[y] == yours[x] and mine[x] != mine[y]:
                 return True
+    if _SYMMETRIC & set(a.words) and _SYMMETRIC & set(b.words):
+        return False  # the difference between A and B is that between B and A
     return (
         (alike and _inverted(a, b, shared, mine, yours)) or _passive(a, b, mine, yours) or _passive(b, a, yours, mine)
     )

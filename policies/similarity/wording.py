@@ -75,6 +75,13 @@ def other_numbers(a: Reading, b: Reading) -> bool:
     return a.quantities != b.quantities
 
 
+def clashing_numbers(a: Reading, b: Reading) -> bool:
+    """Whether each has a number that the other one lacks, whatever it counts: a number that only one of them mentions
+    may belong to its story, or be told in words."""
+    ours, theirs = ({quantity.partition(":")[2] for quantity in reading.quantities} for reading in (a, b))
+    return bool(ours - theirs) and bool(theirs - ours)
+
+
 def other_verbatim(a: Reading, b: Reading) -> bool:
     """Whether each quotes, or names by its identifier, what the other one does not have letter by letter.
 

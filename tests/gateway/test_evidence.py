@@ -15,7 +15,7 @@ from policies.controls import Controls
 from policies.risk import NEVER
 
 CALIBRATION = [(number / 100, number > 100 or number % 2 == 0) for number in range(1000)]
-SEEN = Observation(1.0, "t", b"g", b"e", b"asked", 4.0, True, "audit", "j")
+SEEN = Observation(1.0, "t", b"g", b"e", 0.5, b"asked", 4.0, True, "audit", "j")
 
 
 def question(tenant: str = "t", rate: float = 0.05, **fields: Any) -> Question:

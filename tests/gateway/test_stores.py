@@ -141,7 +141,7 @@ def test_what_was_reported_bad_is_remembered(store: AnswerStore) -> None:
 
 def test_observations_come_back_in_order_and_after_a_number(store: AnswerStore) -> None:
     seen = [
-        Observation(1.5 + number, "t", b"g", b"entry", b"asked", -2.25, right, source, "judge")
+        Observation(1.5 + number, "t", b"g", b"entry", 1.25, b"asked", -2.25, right, source, "judge")
         for number, (right, source) in enumerate(((True, "audit"), (False, "shadow"), (None, "feedback")))
     ]
     store.observe(seen[:2])
