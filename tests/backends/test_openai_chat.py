@@ -251,3 +251,15 @@ def test_only_the_models_value_changes(body: dict[str, Any], model: str, name: s
 def test_nested_models_and_odd_spacing_are_left_alone() -> None:
     raw = b'{ "x": {"model": "no"}, "a": ["model", "no"] ,\n"model"  :\t"yes", "n": 1.0, "s": "\\"model\\": 1" }'
     assert with_model(raw, "new") == raw.replace(b'"yes"', b'"new"')
+
+
+def test_only_what_is_one_text_has_a_text() -> None:
+    def stored(*messages: dict[str, Any]) -> bytes:
+        return orjson.dumps({"choices": [{"message": message} for message in messages]})
+
+    said = {"role": "assistant", "content": "I'll book that."}
+    assert openai_chat.text_of(stored(said)) == "I'll book that."
+    call = {"id": "1", "type": "function", "function": {"name": "book", "arguments": '{"city": "Oslo"}'}}
+    assert openai_chat.text_of(stored({**said, "tool_calls": [call]})) == "", "what it does is not said"
+    assert openai_chat.text_of(stored({**said, "content": None})) == "" == openai_chat.text_of(stored(said, said))
+    assert openai_chat.text_of(b"") == ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from policies.context import stands_alone
@@ -93,3 +95,12 @@ def test_what_is_no_text_keeps_the_history_and_system_prompts_do_not_count() -> 
     assert not stands_alone(question, [picture]) and not stands_alone(question, [call])
     assert not stands_alone(question, [{"role": "tool", "content": "1"}])
     assert stands_alone("How tall is it?", [{"role": "system", "content": "Answer in French from now on."}])
+
+
+def test_no_text_takes_long_to_read() -> None:
+    began = time.perf_counter()
+    for question in ("ok, " * 500 + "x", "thanks. " * 400, '"' * 3000, "the " * 900, "what is " + "“" * 3000):
+        stands_alone(question, SMALL_TALK)
+        stands_alone("What is the boiling point of ethanol at sea level?", history(question, "Yes."))
+    assert not stands_alone("What is the boiling point of ethanol?", history("word " * 100_000, "Yes."))
+    assert time.perf_counter() - began < 5, "of a few milliseconds"

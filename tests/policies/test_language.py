@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from policies.similarity.language import is_english
@@ -47,3 +49,10 @@ Que es un virus
 @pytest.mark.parametrize("text", FOREIGN.strip().splitlines())
 def test_other_languages(text: str) -> None:
     assert not is_english(text)
+
+
+def test_no_text_takes_long_to_read() -> None:
+    began = time.perf_counter()
+    for text in ("what is " + "«" * 4000, "„" * 4000, "'a " * 1300):
+        is_english(text)
+    assert time.perf_counter() - began < 5, "of a few milliseconds"
