@@ -87,18 +87,13 @@ _WH = re.compile(r"(?:what|who|whom|whose|when|where|which|why|how)(?:'s)?\b", r
 _DEFINITE = re.compile(r"\bthe ((?:[\w'-]+ ?){1,4})", re.IGNORECASE)
 _UNIQUE = frozenset(
     "difference differences capital population meaning definition history purpose cause causes symptoms speed "
-    "distance height length "
-    "size weight boiling freezing melting chemical sum square area volume formula best most least largest smallest "
-    "longest highest "
-    "tallest fastest oldest first biggest cheapest easiest safest main world sun moon earth internet us usa uk eu "
-    "united european "
-    "sky sea ocean sahara nile amazon pacific atlantic name term word words number amount average maximum minimum "
-    "standard correct right "
-    "usual normal typical legal advantages disadvantages pros benefits risks effect effects role process rules way "
-    "ways plural "
-    "singular past roman british french german american great second starry bible pope president king queen human "
-    "point "
-    "type types kind kinds phrase expression concept idea command keyboard".split()
+    "distance height length size weight boiling freezing melting chemical sum square area volume formula best most "
+    "least largest smallest longest highest tallest fastest oldest first biggest cheapest easiest safest main world "
+    "sun moon earth internet us usa uk eu united european sky sea ocean sahara nile amazon pacific atlantic name term "
+    "word words number amount average maximum minimum standard correct right usual normal typical legal advantages "
+    "disadvantages pros benefits risks effect effects role process rules way ways plural singular past roman british "
+    "french german american great second starry bible pope president king queen human point type types kind kinds "
+    "phrase expression concept idea command keyboard".split()
 )
 """What may be spoken of as "the …" by somebody who has not introduced it."""
 _STANDING = re.compile(
