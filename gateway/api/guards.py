@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 
 from gateway.api.auth import AdminKey, Auth, OpenAuth, shown_key
 from gateway.config import is_loopback
-from gateway.errors import UnknownKey
+from gateway.errors import UnknownKey, refusal
 
 log = logging.getLogger("hitherto.audit")
 
@@ -129,6 +129,10 @@ def audited(note: Note) -> type[APIRoute]:
                     raise
                 except RequestValidationError:
                     outcome = "refused (422)"
+                    raise
+                except Exception as error:
+                    if (status := refusal(error).status) < 500:
+                        outcome = f"refused ({status})"
                     raise
                 finally:
                     if outcome:

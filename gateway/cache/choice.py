@@ -125,9 +125,11 @@ class Chooser:
         return self._evidence.limit(question, group_digest(question), entry, least)
 
     def _least(self, question: Question) -> float:
-        """The cosine of what is looked at: without a verifier also what might become an alias."""
-        grey = question.rules.grey if self._semantic.verifier is None else 0.0
-        return question.threshold(self._semantic.threshold) - grey
+        """The cosine of what is looked at: also what is under the threshold, and might become an alias."""
+        threshold, grey = question.threshold(self._semantic.threshold), question.rules.grey
+        if self._semantic.verifier is None:
+            return threshold - grey
+        return max(min(threshold, self._semantic.threshold), threshold - grey)
 
     def _objection(self, question: Question, text: str, found: Found, cosine: float) -> str:
         """What speaks against giving this question that entry's answer, whatever the verifier says."""
@@ -157,8 +159,9 @@ class Chooser:
     def _refuse(self, lookup: Lookup, one: Considered) -> None:
         """Note why, and whether the fresh answer is worth comparing with this one."""
         lookup.reason = lookup.reason or one.refused
-        if one.refused == "below-threshold" and lookup.near is None:  # without a verifier: what may become an alias
-            lookup.near, lookup.score = one.entry.key, one.cosine
+        if one.refused == "below-threshold" and lookup.near is None:  # what may become an alias
+            lookup.near = one.entry.key
+            lookup.score = one.cosine if self._semantic.verifier is None else None
         elif one.score is not None:  # the verifier, the evidence or a judge
             if one.score >= WORTH_COMPARING and (lookup.near is None or one.score > (lookup.score or 0.0)):
                 lookup.near, lookup.score = one.entry.key, one.score

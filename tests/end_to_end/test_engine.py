@@ -24,7 +24,7 @@ backends:
 models:
   m: {{try: [local]}}
   alias: {{try: [{{backend: local, model: something}}]}}
-cache: {{semantic: {{threshold: 0.90, deadline: 5s}}}}
+cache: {{semantic: {{threshold: 0.90, deadline: 5s, audit: 0}}}}
 """
 SYSTEM = "You are a careful assistant who answers in one short sentence and never guesses. " * 30
 

@@ -23,7 +23,7 @@ CONFIG = """
 backends: {{up: {{kind: openai, url: "{url}"}}}}
 models: {{m: {{try: [up], retry: {{attempts: 1}}}}, n: {{try: [up], retry: {{attempts: 1}}}}}}
 cache:
-  semantic: {{threshold: 0.85, deadline: 5s, share_in_flight: true}}
+  semantic: {{threshold: 0.85, deadline: 5s, share_in_flight: true, audit: 0}}
   ttl: {ttl}
   stale_if_error: 60s
   stale_while_revalidate: {revalidate}

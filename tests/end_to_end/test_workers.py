@@ -21,7 +21,7 @@ def test_workers_share_answers_and_know_their_backends_key(
     config = f"""
 backends: {{up: {{kind: openai, url: "{fake.url}", key: "env:SOME_BACKEND_KEY"}}}}
 models: {{m: {{try: [up]}}}}
-cache: {{semantic: {{threshold: 0.9, deadline: 5s}}}}
+cache: {{semantic: {{threshold: 0.9, deadline: 5s, audit: 0}}}}
 """
     gateway = Gateway(tmp_path, config, "--workers", "2")
     fake.app.script = Script(text="Paris")
