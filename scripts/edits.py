@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 
@@ -439,7 +439,3 @@ def split(pairs: Sequence[Pair], domains: Sequence[str]) -> tuple[list[Pair], li
     """The pairs of these sources, and the others."""
     inside = [pair for pair in pairs if pair.source in domains]
     return inside, [pair for pair in pairs if pair.source not in domains]
-
-
-def as_json(pair: Pair) -> dict[str, Any]:
-    return {"a": pair.a, "b": pair.b, "same": pair.same, "kind": pair.kind}
