@@ -66,6 +66,10 @@ _POLITE = re.compile(r"\b(?:can|could|would|will) you\b")
 _BOTH_WAYS = re.compile(r"\b(?:far|many|long|hours?|miles|kilometers|distance|away)\b", re.IGNORECASE)
 _BETWEEN = re.compile(r"\bbetween ([\w.+#-]+) and ([\w.+#-]+)(\s*\??)$")
 _PATH = re.compile(r"\b(from) ((?:[\w.+#-]+ ){1,2})(to|into) ((?:[\w.+#-]+ ?){1,2})(?=$|\?|,)")
+_HOW_TO = re.compile(
+    r"(how|where|when) (?:do|can|could|should|would) (?:i|we|you|one) (?!get\b|know\b|not\b)(\w.*?)[?. ]*$",
+    re.IGNORECASE,
+)
 _NUMBER = re.compile(r"(?<![\w.,])\d{1,4}(?![\w.,]\d|\d)")
 
 
@@ -122,6 +126,7 @@ class Editor:
         self._forms = [variants for name, variants in words["forms"].items() if (_hashed(name) < 96) == held_out]
         self._fronts = [line for line in words["fillers_front"] if mine(line)]
         self._backs = [line for line in words["fillers_back"] if mine(line)]
+        self._confessions = [line for line in words["confessions"] if mine(line)]
 
     @cached_property
     def _index(self) -> dict[str, list[tuple[str, str]]]:
@@ -136,7 +141,7 @@ class Editor:
         """The question with one to `most` edits that change nothing."""
         kinds: list[Callable[[str], str]] = [
             self._synonym, self._synonym, self._contract, self._front, self._back, self._typo, self._case,
-            self._punctuation, self._numerals, self._exchange, self._articles,
+            self._punctuation, self._numerals, self._exchange, self._articles, self._confess,
         ]  # fmt: skip
         made = text
         for edit in self._chance.sample(kinds, self._chance.randint(1, most)):
@@ -286,6 +291,11 @@ class Editor:
 
     def _back(self, text: str) -> str:
         return text.rstrip("?. ") + self._chance.choice(self._backs)
+
+    def _confess(self, text: str) -> str:
+        """ "How do I …" → "I don't know how to …": who asks does not know."""
+        match = _HOW_TO.match(text)
+        return text if match is None else f"{self._chance.choice(self._confessions)} {match[1].lower()} to {match[2]}"
 
     def _typo(self, text: str) -> str:
         words = list(re.finditer(r"\b[a-z]{5,}\b", text))

@@ -43,6 +43,11 @@ _LANGUAGES = frozenset(
     "cantonese korean vietnamese thai indonesian malay russian ukrainian welsh irish catalan latin swahili croatian "
     "serbian icelandic persian farsi esperanto".split()
 )
+_OF_A_PEOPLE = frozenset(
+    "mythology culture history law tradition restaurant restaurants school schools cuisine cinema art literature "
+    "folklore society politics".split()
+)
+"""In Greek mythology, not: in Greek."""
 _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern))
     for name, pattern in (
@@ -52,13 +57,13 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("csv", r"\b(?:as|in|into|to) csv\b"),
         ("html", r"\b(?:as|in|into|to) html\b"),
         ("markdown", r"\bmarkdown\b"),
-        ("table", r"\b(?:as|in) an? (?:\w+ ){0,2}table\b|\btabular\b"),
-        ("bullets", r"\bbullet ?points?\b"),
+        ("table", r"\bas an? (?:\w+ ){0,2}table\b|\bin an? table\b|\btabular\b"),
+        ("bullets", r"\bbullet(?:s|ed|points?)?\b"),
         ("numbered", r"\bnumbered list\b"),
         ("list", r"\bas an? (?:\w+ )?list\b"),
         ("checklist", r"\bas an? checklist\b"),
-        ("sentence", r"\b(?:in|one|single|#n:\d) (?:\w+ )?sentences?\b"),
-        ("words", r"\b(?:under|in|within) #n:\d+ words\b"),
+        ("sentence", r"(?:\bin (?:an? |one |two |just )?(?:single )?|\bone |\bsingle |#n:\d+ )sentences?\b"),
+        ("words", r"#n:\d+ words?\b"),
         ("paragraph", r"\bparagraphs?\b"),
         ("essay", r"\bwrite an essay\b"),
         ("poem", r"\bpoem\b|\brhymes?\b|\bhaiku\b|\blimerick\b"),
@@ -68,9 +73,13 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("short", r"\bbriefly\b|\bconcise(?:ly)?\b|\bin short\b|\bin a few words\b|\bone word\b|\bquick summary\b"),
         ("simple", r"\b(?:simple|plain) (?:terms?|words|english|language)\b|\blike i am\b|\bfor dummies\b"),
         ("steps", r"\bstep by step\b"),
-        ("example", r"\bwith (?:an? )?(?:\w+ )?ex[ae]mples?\b"),
+        ("example", r"\b(?:with|using|giving) (?:an? )?(?:[\w#:]+ )?ex[ae]mples?\b"),
         ("yesno", r"\byes or no\b"),
-        ("only", r"\bjust the\b|\bonly the\b|\bnothing else\b|\bonly (?:give|answer|reply)\b"),
+        (
+            "only",
+            r"\b(?:just|only) the (?:\w+ )?(?:answer|code|result|number|name|command|word|output|translation|link|"
+            r"title|list|query|formula|letter|date|year|json)s?\b|\bnothing else\b|\b(?:just|only) (?:give|answer|reply)\b",
+        ),
     )
 )
 
@@ -128,8 +137,11 @@ def constraints(reading: Reading) -> frozenset[str]:
     text = " ".join(reading.words)
     found = {name for name, pattern in _FORMS if pattern.search(text)}
     for index, word in enumerate(reading.words[:-1]):
+        behind = reading.words[index + 2] if index + 2 < len(reading.words) else ""
+        if word in _LANGUAGES and reading.words[index + 1] in ("translation", "version", "equivalent"):
+            found.add(word)
         into = word in ("in", "into") or (word == "to" and "translat" in reading.content)
-        if into and reading.words[index + 1] in _LANGUAGES:
+        if into and reading.words[index + 1] in _LANGUAGES and behind not in _OF_A_PEOPLE:
             found.add(reading.words[index + 1])
     return frozenset(found)
 

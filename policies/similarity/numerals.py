@@ -1,4 +1,4 @@
-"""Numbers in words and in Roman numerals."""
+"""Numbers and times in words, and Roman numerals."""
 
 from __future__ import annotations
 
@@ -32,6 +32,40 @@ _ROMAN_IN_LOWER_CASE = frozenset("ii iii iv vii viii ix xii xiii xiv xv xvi xvii
 """Those that are no words, and no other abbreviations."""
 
 
+_HOURS = "|".join(name for name, value in WORDS.items() if 1 <= value <= 12 and name != "dozen")
+_PAST = re.compile(rf"\b(half|(?:a )?quarter) (past|after|to|before) ({_HOURS}|\d{{1,2}})\b(?![:.\d])", re.IGNORECASE)
+_DAYTIME = re.compile(
+    rf"\b({_HOURS}|\d{{1,2}})(:\d\d)?(?: o'clock)? (?:(?:in the|this) (morning|afternoon|evening)|at night)\b",
+    re.IGNORECASE,
+)
+_AND_A_HALF = re.compile(
+    r"\b(?:an?|one) (hour|minute|day|week|month|year|dozen|lit(?:re|er)|kilo|mile) and a half\b", re.IGNORECASE
+)
+
+
+def in_digits(text: str) -> str:
+    """With the times of day and the halves that are told in several words in digits: a quarter to six in the evening
+    (5:45 pm), an hour and a half (1.5 hour)."""
+    return _AND_A_HALF.sub(r"1.5 \1", _DAYTIME.sub(_with_half, _PAST.sub(_clocked, text)))
+
+
+def _hour(word: str) -> int:
+    return int(word) if word.isdecimal() else WORDS[word.lower()]
+
+
+def _clocked(match: re.Match[str]) -> str:
+    hour, minutes = _hour(match[3]), 30 if match[1].lower() == "half" else 15
+    if match[2].lower() in ("to", "before"):
+        hour, minutes = (hour - 1) or 12, 60 - minutes
+    return f"{hour}:{minutes}"
+
+
+def _with_half(match: re.Match[str]) -> str:
+    hour, minutes = _hour(match[1]), match[2] or ""
+    half = " am" if (match[3] or "").lower() == "morning" else " pm"
+    return f"{hour}{minutes}{half if hour <= 12 else ''}"
+
+
 def roman(text: str) -> float | None:
     """The value of a Roman numeral of two letters and more, up to 39; None if it is none."""
     if text in _ROMAN_IN_LOWER_CASE:
@@ -63,7 +97,7 @@ class WordNumber:
             if self._begun and not self._continues(ORDINALS[stem]):
                 return False
             self._part, self._ended = self._part + ORDINALS[stem], True
-        elif stem == "hundred" and self._part < 10:
+        elif stem == "hundred" and self._part < 20:
             self._part = (self._part or 1) * 100
         elif stem in SCALES and (self._part or not self._begun) and (self._scale is None or SCALES[stem] < self._scale):
             self._scale = SCALES[stem]  # "a million" begins with its scale

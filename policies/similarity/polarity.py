@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache, lru_cache
+from itertools import pairwise
 
 from policies.similarity.lexicon import stem
 from policies.similarity.text import EMPTY, REMEMBERED, Reading, meaning
@@ -15,7 +17,8 @@ _AUXILIARIES = frozenset(
 )
 _SOFT = frozenset(
     "lack lacks lacking avoid prevent refuse fail fails absent missing miss free instead stop impossible unable "
-    "disallow exclude excluding skip rather substitute forgot lost other otherwise unlike beyond".split()
+    "disallow exclude excluding skip rather substitute forgot lost other otherwise unlike beyond refuses useless "
+    "failed unused empty ignoring stranger".split()
 )
 """Words that may say in one question what a "not" says in the other."""
 _PREFIXES = tuple(
@@ -30,7 +33,7 @@ allow forbid|allow block|allow deny|allow ban|allow prevent|permit forbid|permit
 accept decline|accept refuse|approve reject|approve deny|import export|upload download|send receive|give receive|
 buy sell|borrow lend|hire fire|win lose|pass fail|attack defend|push pull|encrypt decrypt|encode decode|
 compress decompress|zip unzip|mount unmount|merge split|join leave|join split|enter exit|enter leave|arrive depart|
-arrival departure|attach detach|freeze unfreeze|freeze thaw|block unblock|mute unmute|hide show|show hide|
+arrival departure|attach detach|freeze unfreeze|freeze thaw|block unblock|mute unmute|hide show|hide unhide|
 subscribe unsubscribe|follow unfollow|pin unpin|link unlink|pause resume|expand collapse|ascending descending|
 maximize minimize|maximum minimum|max min|upper lower|high low|higher lower|highest lowest|big small|large small|
 larger smaller|bigger smaller|largest smallest|biggest smallest|long short|longer shorter|longest shortest|
@@ -129,10 +132,25 @@ def _antonyms() -> dict[str, frozenset[str]]:
     return {word: frozenset(others) for word, others in found.items()}
 
 
+_ASKED = r"(?= (?:how|what|where|when|who|why|which|if|whether)\b)"
+_KNOWING = r"(?:know|understand|remember|recall|see|tell|(?:seem to )?find(?: out)?|figure(?: out)?|work out|get)"
+_UNKNOWING = re.compile(
+    rf"\b(?:i |we )?(?:do|did|can|could) not (?:really |quite |even )?{_KNOWING}{_ASKED}"
+    rf"|\bnot (?:really |quite |at all )?(?:sure|certain|clear){_ASKED}|\bno (?:idea|clue){_ASKED}"
+    r"|\b(?:(?:i )?have (?:got )?|i )no (?:idea|clue)$|\bno (?:rush|hurry)\b|\bnot (?:urgent|in a hurry)\b"
+    r"|(?:(?<!if )(?<!why )(?<!when )(?<!that )(?<!what )\b(?:i|we) |(?<!\bi )(?<!we )(?<!you )(?<!they )(?<!who )"
+    r"(?<!which )(?<!that )\b)(?:do|did|can|could) not "
+    rf"{_KNOWING} (?:it|this|that|an answer|anything)(?: out| anywhere| myself| online)?$|\bif you do not mind\b"
+)
+"""Who asks does not know, and may say so: that denies nothing."""
+
+
 @lru_cache(maxsize=REMEMBERED)
 def negated(reading: Reading) -> tuple[str, ...]:
     """What a text negates: for each "not", "never", "without" … the next word that carries meaning, by its stem."""
     words = reading.words
+    if not NEGATORS.isdisjoint(words):
+        words = tuple(_UNKNOWING.sub("", " ".join(words)).split())
     found = []
     for index, word in enumerate(words):
         if word not in NEGATORS or (word == "not" and index and words[index - 1] == "or"):
@@ -167,7 +185,14 @@ def prefixed(a: Reading, b: Reading) -> bool:
     return any(
         long.startswith(_PREFIXES) and any(long == prefix + short for prefix in _PREFIXES)
         for long, short in [*((x, y) for x in ours for y in theirs), *((y, x) for x in ours for y in theirs)]
-        if len(short) > 3
+        if len(short) > 3 and not _joined(long, short, a, b)
+    )
+
+
+def _joined(long: str, short: str, a: Reading, b: Reading) -> bool:
+    """Whether it is one word in one text and two in the other ("superglue", "super glue"), or no opposite at all."""
+    return long == f"over{short}" == "overnight" or any(
+        pair == (long.removesuffix(short), short) for reading in (a, b) for pair in pairwise(reading.words)
     )
 
 
@@ -176,7 +201,9 @@ def opposed(a: Reading, b: Reading) -> bool:
     mine, yours = _stems(a), _stems(b)
     only_mine, only_yours = mine - yours, yours - mine
     table = _antonyms()
-    if any(table.get(word, frozenset()) & only_yours for word in only_mine):
+    denied = {stem(word) for word in (*negated(a), *negated(b))}  # who did not pass has failed
+    opposites = ((word, other) for word in only_mine for other in table.get(word, frozenset()) & only_yours)
+    if any(denied.isdisjoint(pair) for pair in opposites):
         return True
     texts = [" ".join(reading.words) for reading in (a, b)]
     for phrase, other in _PHRASES:

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-from policies.similarity.numerals import ORDINALS, SCALES, WORDS, WordNumber, roman
+from policies.similarity.numerals import ORDINALS, SCALES, WORDS, WordNumber, in_digits, roman
 
 _MONTHS = {
     name: number
@@ -22,6 +22,7 @@ _MONTHS = {
     for name in names.split()
 }
 _OPERATOR_WORDS = {"plus": "+", "times": "*", "divided": "/", "equals": "="}
+_PIECES = frozenset("sentence paragraph line word bullet example step part".split())
 _PARTS = {"half": 0.5, "halves": 0.5, "quarter": 0.25, "quarters": 0.25}
 
 # unit → (dimension, factor). Months and years are not days; pounds may be money or weight, so they are themselves.
@@ -38,14 +39,16 @@ _MEASURES: dict[str, tuple[str, float]] = {
         "volume": "ml milliliter=0.001 cl centiliter=0.01 dl deciliter=0.1 l liter=1 gal gallon=3.785411784",
         "data": "b byte=1 kb kilobyte=1e3 mb megabyte=1e6 gb gigabyte=1e9 tb terabyte=1e12 kib=1024 mib=1048576 "
         "gib=1073741824 tib=1099511627776",
-        "bits": "bit=1 kbit=1e3 mbit=1e6 gbit=1e9",
+        "bits": "bit=1 kbit kilobit=1e3 mbit megabit=1e6 gbit gigabit=1e9",
         "percent": "% percent=1",
         "pressure": "pa pascal=1 kpa=1e3 bar=1e5 psi=6894.757",
         "power": "mw milliwatt=0.001 w watt=1 kw kilowatt=1e3 megawatt=1e6 hp=745.7",
         "voltage": "mv millivolt=0.001 v volt=1 kv kilovolt=1e3",
         "current": "ma milliamp=0.001 amp ampere=1",
+        "speed": "kmh=1 mph=1.609344",
+        "spoons": "tsp teaspoon=1 tbsp tablespoon=3",
         "frequency": "hz hertz=1 khz=1e3 mhz=1e6 ghz=1e9",
-        "energy": "kcal kilocalorie=1000 kj kilojoule=239.005736",
+        "energy": "kcal kilocalorie calorie=1000 kj kilojoule=239.005736",
         "dollars": "$ usd dollar buck=1",
         "euros": "€ eur euro=1",
         "pounds": "£ gbp quid pound=1",
@@ -60,6 +63,7 @@ _MEASURES |= {"celsius": ("celsius", 1.0), "fahrenheit": ("fahrenheit", 1.0), "�
               "°f": ("fahrenheit", 1.0), "°": ("degrees", 1.0), "degree": ("degrees", 1.0)}  # fmt: skip
 _MONEY = frozenset("$€£¥₹")
 _SUFFIXES = {"k": 1e3, "grand": 1e3, "m": 1e6, "mn": 1e6, "bn": 1e9, "b": 1e9}
+_FRACTIONS = {"third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "tenth": 10}
 _WRITTEN = re.compile(r"\d{10,}|0\d+|\d+\.\d*0")
 """Digits that are more than a number: of a telephone, with zeros before (a code) or behind (a version)."""
 _BY_CASE = {"MW": "megawatt", "Mb": "mbit", "Gb": "gbit", "Kb": "kbit", "kb": "kb"}
@@ -70,7 +74,7 @@ _TOKEN = re.compile(
     r"|(?P<clock>(?<![\w:.])\d{1,2}[:.]\d{2}\s?(?:[ap]\.?m\b\.?)|(?<![\w:])\d{1,2}:\d{2}(?::\d{2})?(?![\w:])"
     r"|(?<![\w.])\d{1,2}\s?(?:[ap]m\b|[ap]\.m\.|o'clock))"
     r"|(?P<literal>(?<![\w.])0x[0-9a-f]+|(?<![\w.])v?\d+(?:\.\d+){2,})"
-    r"|(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])|(?:(?<![\w.])\.)?\d+(?:\.\d+)?)"
+    r"|(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!,?\d)|(?:(?<![\w.])\.)?\d+(?:\.\d+)?)"
     r"|(?P<word>[^\W\d_]+(?:'[^\W\d_]+)?)"
     r"|(?P<symbol>\S)",
     re.IGNORECASE,
@@ -90,7 +94,7 @@ class Scan:
 
 def scan(text: str) -> Scan:
     """Take a text apart; `text` is as `text.normal` leaves it."""
-    return _Scanner(text).run()
+    return _Scanner(in_digits(text)).run()
 
 
 class _Scanner:
@@ -209,7 +213,7 @@ class _Scanner:
             follows = self._starts_number(self._at + 1) or self._half_follows(self._at + 1)
             return follows or self._is_unit(following)
         if word == "two" and self._words and self._words[-1].lower() in ("the", "these", "those", "into", "in"):
-            return self._is_unit(following)
+            return self._is_unit(following) or bool(following and following[0].removesuffix("s") in _PIECES)
         return word in WORDS or word in SCALES or word == "hundred"
 
     @staticmethod
@@ -260,7 +264,9 @@ class _Scanner:
             self._at += skip + 1
             self._find("date", f"{_MONTHS[month[0].lower()]}-{int(value)}")
             return
-        measure = measure or self._measure()
+        before = self._tokens[begin - 1] if begin else None
+        if before is None or before.lastgroup != "word" or before.end() != self._tokens[begin].start():
+            measure = measure or self._measure()  # the 8 of utf8mb4 is no amount
         if measure is None and self._raw:
             self._find("literal", self._raw)
         elif measure is None:
@@ -286,16 +292,28 @@ class _Scanner:
                 break
             self._at += 1
         value = number.value()
+        if first in ORDINALS and self._words and self._words[-1].lower() == "a" and self._next("of"):
+            return 1 / value  # a tenth of
+        if (parts := self._parts(value)) is not None:
+            return parts
         if (following := self._peek(0)) is not None and following[0].lower() == "grand":
             self._at += 1
             value *= _SUFFIXES["grand"]
-        return value + self._and_a_half()
+        value += self._and_a_half()
+        if not value.is_integer() and (scale := self._peek(0)) is not None and scale[0].lower() in SCALES:
+            self._at += 1
+            value *= SCALES[scale[0].lower()]  # two and a half thousand
+        return value
+
+    def _next(self, word: str) -> bool:
+        following = self._peek(0)
+        return following is not None and following[0].lower() == word
 
     def _digits(self, match: re.Match[str]) -> float:
         digits = match[0].replace(",", "")
         value = float(digits[:300])
         self._at += 1
-        if _WRITTEN.fullmatch(digits):
+        if _WRITTEN.fullmatch(digits) and "," not in match[0]:
             self._raw = digits
         if (fraction := self._fraction(value)) is not None:
             return fraction
@@ -330,6 +348,17 @@ class _Scanner:
             return None
         self._at += 2
         return value / int(below[0])
+
+    def _parts(self, value: float) -> float | None:
+        """ "three quarters", "two thirds of an": what follows one to nine."""
+        skip = int((dash := self._peek(0)) is not None and dash[0] == "-")
+        below = self._peek(skip)
+        name = below[0].lower() if below is not None else ""
+        whole = _FRACTIONS.get(name.removesuffix("s"), 0)
+        if not 0 < value < whole or name.endswith("s") != (value > 1) or (name == "quarters" and value != 3):
+            return None
+        self._at += skip + 1
+        return self._part(value / whole)
 
     def _mixed(self, value: float) -> float | None:
         """2 1/2, if it is that."""

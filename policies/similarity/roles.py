@@ -38,7 +38,7 @@ def places(reading: Reading) -> list[tuple[str, str]]:
         elif word.startswith("#"):
             found.append((word, role))
         elif word in EMPTY or word in NEGATORS:  # what a "not" belongs to is the business of another guard
-            if word not in _ARTICLES:
+            if word not in _ARTICLES and word not in _JOINING:
                 role = ""
         elif word not in _LIGHT:
             found.append((meaning(word), role))
@@ -57,8 +57,11 @@ def exchanged(a: Reading, b: Reading) -> bool:
     """Whether two things have changed places: from A to B, from B to A; A beats B, B beats A."""
     ours, theirs = places(a), places(b)
     alike = set(a.content) == set(b.content)
-    if alike and _numbers(ours) != _numbers(theirs):
+    counted, others = _numbers(ours), _numbers(theirs)
+    if alike and counted != others and sorted(counted) == sorted(others):
         return True  # 3 eggs and 7 apples
+    if all("far" in reading.words or {"same", "as"} <= set(reading.words) for reading in (a, b)):
+        return False  # it is as far from A to B as from B to A
     mine, yours = dict(reversed(ours)), dict(reversed(theirs))
     if any({mine[word], yours.get(word, "")} == {"to", "from"} for word in mine):
         return True
@@ -73,16 +76,30 @@ def exchanged(a: Reading, b: Reading) -> bool:
     if _SYMMETRIC & set(a.words) and _SYMMETRIC & set(b.words):
         return False  # the difference between A and B is that between B and A
     return (
-        (alike and _inverted(a, b, shared, mine, yours)) or _passive(a, b, mine, yours) or _passive(b, a, yours, mine)
+        (alike and not _turned(a, b) and _inverted(a, b, shared, mine, yours))
+        or _passive(a, b, mine, yours)
+        or _passive(b, a, yours, mine)
     )
+
+
+_BEING, _SUBJECTS = frozenset("is are was were be been being".split()), frozenset("i you we they one people".split())
+
+
+def _turned(a: Reading, b: Reading) -> bool:
+    """Whether one is in the active and the other in the passive voice, where words come in another order: "how do you
+    calculate it", "how is it calculated". By whom is the business of `_passive`."""
+    for active, passive in ((set(a.words), set(b.words)), (set(b.words), set(a.words))):
+        if _BEING & passive and not _BEING & active and ("by" in passive - active or _SUBJECTS & active):
+            return True
+    return False
 
 
 def _inverted(a: Reading, b: Reading, shared: list[str], mine: dict[str, str], yours: dict[str, str]) -> bool:
     """Whether the same words in the same role come in another order."""
     still = [word for word in shared if mine[word] == yours[word] == ""]  # "in 2020" may stand anywhere
     order = [word for word in dict.fromkeys(word for word, _ in places(b)) if word in set(still)]
-    if _in_order(still, order) >= len(still) - 1 and len(still) > 3:
-        return False  # one word has moved
+    if _in_order(still, order) >= len(still) - (len(still) > 3):
+        return False  # one word has moved, at most
     return _grouped(a, still) != _grouped(b, order)
 
 

@@ -16,6 +16,7 @@ _SPELLED: dict[int, str] = dict.fromkeys(map(ord, "’‘ʼ´`＇′"), "'")
 _SPELLED |= {ord(char): f" {part}" for char, part in (("½", "1/2"), ("¼", "1/4"), ("¾", "3/4"), ("⅓", "1/3"),
                                                          ("⅔", "2/3"), ("⅛", "1/8"))}  # fmt: skip
 _SPELLED |= {ord(char): f"^{digit}" for digit, char in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+_SPELLED |= {ord(char): sign for char, sign in (("→", "->"), ("⇒", "=>"), ("≤", "<="), ("≥", ">="), ("≠", "!="))}
 _DASHES = dict.fromkeys(map(ord, "−–—‐‑"), "-")
 _QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|„([^“”]+)[“”]|«([^»]+)»|`([^`]+)`|(?<!\w)'([^']{2,})'(?!\w)")
 _URL = re.compile(r"\b(?:https?://|www\.)\S+|\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+", re.IGNORECASE)
@@ -35,7 +36,13 @@ _CONTRACTIONS = [
         (r"\bcan'?t\b|\bcannot\b", "can not"),
         (r"\bshan'?t\b", "shall not"),
         (r"\b(is|are|was|were|do|does|did|could|would|should|has|have|had|must|need|might|ai)n'?t\b", r"\1 not"),
-        (r"\bw/o\b|\bwith out\b", "without"),
+        (
+            r"\b(?:do|does|did|is|are|was|were|would|could|should|has|have|had)'nt\b",
+            lambda match: f"{match[0][:-3]} not",
+        ),
+        (r"\bw/o\b|\bwith out\b|\bwith (?:no|zero)\b", "without"),
+        (r"\bnothing but\b", "only"),
+        (r"\bleast expensive\b", "cheapest"),
         (r"\bw/(?=\s|\w)", "with "),
         (r"\s&\s", " and "),
         (r"\b(i|we|you|they|he|she|it|what|who|how|where|when|why|that|there|here|let)'(m|re|ve|ll|d|s)\b", r"\1"),
@@ -44,6 +51,16 @@ _CONTRACTIONS = [
         (r"(?<=\w)'s\b|(?<=s)'(?!\w)", ""),
         (r"\b(?:e-mail|e mail)", "email"),
         (r"\bwi-fi\b", "wifi"),
+        (r"(?:°|\bdeg(?:ree)?s?) ?(?:c|celsius|centigrade)\b|\bcentigrade\b", " celsius"),
+        (r"(?:°|\bdeg(?:ree)?s?) ?(?:f|fahrenheit)\b", " fahrenheit"),
+        (r"\b(?:km|kilomet(?:er|re)s?) ?(?:/|per|an) ?(?:h|hr|hour)\b", "kmh"),
+        (r"\bmiles? (?:per|an) hour\b", "mph"),
+        (r"\b(?:pounds|lbs?) per square inch\b", "psi"),
+        (r"\bmiles per gallon\b", "mpg"),
+        (r"\b([kmg])bps\b", r"\1bit/s"),
+        (r"\bper cent\b", "percent"),
+        (r"\bk8s\b", "kubernetes"),
+        (r"(?<=\d)\((\w)\)", r"\1"),
         (r"\bun-?install", "uninstall"),
         (r"\b(?:the )?(?:names?|terms?|words?|phrases?|concepts?) (?:of|for)\b|\bthe (?:word|term|phrase)\b", " "),
         (r"\b(?:kind|type|sort)s? of\b|\bin advance\b|\bthe (?:reason|purpose) (?:of|for|why)\b", " "),
@@ -199,7 +216,8 @@ def _telling_capitals(words: tuple[str, ...]) -> frozenset[str]:
 def _symbols(text: str) -> frozenset[str]:
     """Operators, options and pictures, whatever the spaces around them."""
     found = {match.replace(" ", "") for match in _SYMBOLS.findall(text)}
-    return frozenset(found | {char for char in text if not char.isascii() and unicodedata.category(char) == "So"})
+    pictures = {char for char in text if not char.isascii() and char != "°" and unicodedata.category(char) == "So"}
+    return frozenset(found | pictures)
 
 
 def _lower(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -260,4 +278,6 @@ def _is_english(words: tuple[str, ...]) -> bool:
     """Whether the guards' word lists mean anything for this text. Doubt means no: then every word counts."""
     words = tuple(word for word in words if not word.startswith("#"))
     known = sum(word in EMPTY or (word.isascii() and is_word(word)) for word in words)
-    return 2 * known >= len(words) and (len(words) < 4 or any(word in EMPTY for word in words) or known == len(words))
+    return 2 * known >= len(words) and (
+        len(words) < 4 or any(word in EMPTY for word in words) or 4 * known >= 3 * len(words)
+    )

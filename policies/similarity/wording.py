@@ -27,6 +27,8 @@ _CALENDAR = {
     "sept": "september",
     "annually": "yearly",
     "annual": "yearly",
+    "tonight": "evening",
+    "night": "evening",
 }
 _MY, _YOUR = frozenset("my mine our ours".split()), frozenset("your yours".split())
 _OWNERS = {
@@ -78,8 +80,19 @@ def other_numbers(a: Reading, b: Reading) -> bool:
 def clashing_numbers(a: Reading, b: Reading) -> bool:
     """Whether each has a number that the other one lacks, whatever it counts: a number that only one of them mentions
     may belong to its story, or be told in words."""
-    ours, theirs = ({quantity.partition(":")[2] for quantity in reading.quantities} for reading in (a, b))
-    return bool(ours - theirs) and bool(theirs - ours)
+    ours, theirs = ([_values(quantity) for quantity in set(reading.quantities)] for reading in (a, b))
+    return all(
+        any(all(mine.isdisjoint(yours) for yours in others) for mine in values)
+        for values, others in ((ours, theirs), (theirs, ours))
+    )
+
+
+def _values(quantity: str) -> set[str]:
+    """How a quantity may be told without its unit: 50 % as a half, ten years as a child of ten."""
+    kind, _, value = quantity.partition(":")
+    if kind == "percent":
+        return {f"{float(value) / 100:.9g}"}
+    return {value, f"{float(value) / 12:.9g} years"} if kind == "months" else {value, f"{value} years"}
 
 
 def other_verbatim(a: Reading, b: Reading) -> bool:
@@ -97,6 +110,9 @@ def other_verbatim(a: Reading, b: Reading) -> bool:
 def other_calendar(a: Reading, b: Reading) -> bool:
     """Whether they name other days, months or seasons."""
     ours, theirs = ({_CALENDAR[word] for word in reading.words if word in _CALENDAR} for reading in (a, b))
+    for days in (ours, theirs):
+        if "weekend" in days:
+            days |= {"saturday", "sunday"}
     return bool(ours - theirs and theirs - ours)
 
 

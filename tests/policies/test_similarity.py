@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from policies.similarity import answer_tells, veto
+from policies.similarity import answer_tells, hard, veto
 from policies.similarity.polarity import negated
 from policies.similarity.quantities import scan
 from policies.similarity.text import read
@@ -325,3 +325,96 @@ def test_what_decides_is_seen_wherever_it_stands(a: str, b: str) -> None:
 @pytest.mark.parametrize(("a", "b"), FOUND_SAME)
 def test_what_decides_nothing_is_overlooked(a: str, b: str) -> None:
     assert veto(a, b) == "" == veto(b, a)
+
+
+# Where a verifier decides, guards refuse what they are sure of only: other forms of the same get through to it.
+FORMS = [
+    ("How hot is 200 °C in Fahrenheit?", "How hot are 200 degrees Celsius in °F?"),
+    ("What is 30°C in kelvin?", "What are 30 degrees centigrade in kelvin?"),
+    ("redirect http -> https", "redirect http → https"),
+    ("Is 90 km/h too fast here?", "Is 90 kilometres per hour too fast here?"),
+    ("How fast is 55 mph?", "How fast is 55 miles per hour?"),
+    ("How much is 3 bar in psi?", "How much is 3 bar in pounds per square inch?"),
+    ("Is 50 Mbps enough?", "Are fifty megabits per second enough?"),
+    ("How many tsp are in two tbsp?", "How many teaspoons are in 2 tablespoons?"),
+    ("How much kcal has an egg?", "How many calories has an egg?"),
+    ("What is 75% of 80?", "What is three quarters of 80?"),
+    ("Is 20 per cent a lot?", "Is a fifth of it a lot?"),
+    ("two thirds of a cup", "2/3 of a cup"),
+    ("How long is three quarters of an hour?", "How long is 45 minutes?"),
+    ("Does the shop open at half past nine?", "Does the shop open at 9:30?"),
+    ("Can I come at a quarter to six in the evening?", "Can I come at 17:45?"),
+    ("Are you open at eight in the morning?", "Are you open at 8 am?"),
+    ("a nap of an hour and a half", "a nap of 90 minutes"),
+    ("a laptop for fifteen hundred dollars", "a laptop for $1,500"),
+    ("two and a half thousand people", "2,500 people"),
+    ("Explain tides to a ten-year-old", "Explain tides to a child of ten"),
+    ("Add 1200 and 350", "Add 1,200, 350"),
+    ("more than 1,400,000,000 people", "more than 1.4 billion people"),
+    ("early 401(k) withdrawal", "early 401k withdrawal"),
+    ("a k8s pod on 2 nodes", "a Kubernetes pod on two nodes"),
+    ("What's the cheapest way to Rome?", "What's the least expensive way to Rome?"),
+    ("How do I train without weights?", "How do I train with no weights?"),
+    ("What may I do again if I failed the exam?", "What may I do again if I didn't pass the exam?"),
+    ("How do I remove super glue?", "How do I remove superglue?"),
+    ("Is the garage open overnight?", "Is the garage open through the night?"),
+    ("my camera does'nt start", "my camera doesn't start"),
+    ("How do I reset my password?", "I don't know how to reset my password"),
+    ("How do I reset my password?", "not sure how to reset my password"),
+    ("Where do I find my card?", "where do I find my card? I can't figure it out"),
+    ("How do I close my account?", "How do I close my account? No rush."),
+    ("Is there a show tonight?", "Is there a show this evening?"),
+    ("Are you open at the weekend?", "Are you open on Saturday and Sunday?"),
+    ("Sum it up in two sentences", "Sum it up in 2 sentences"),
+    ("Describe Rome in 100 words", "A hundred-word description of Rome"),
+    ("Explain it with an example", "Explain it using an example"),
+    ("Translate 'good night' into German", "German translation of 'good night'"),
+    ("Who is the god of war in Roman and Greek mythology?", "Who is the Greek and Roman god of war?"),
+    ("How do I get just the first row?", "How do I get the first row only?"),
+    ("find duplicate emails in a users table", "finding duplicate emails in users table"),
+    ("How far is Rome from Paris?", "How far is Paris from Rome?"),
+    ("Is soda the same as pop?", "Is pop the same as soda?"),
+    ("Is it OK to mix bleach and vinegar?", "Is it OK to mix vinegar and bleach?"),
+    ("How do you compute the mean?", "How is the mean computed?"),
+    ("Does stress cause headaches?", "Are headaches caused by stress?"),
+    ("cancel Acme Cloud subscription", "cancel subscription Acme Cloud"),
+]
+NOT_FORMS = [
+    ("Can I come at half past six?", "Can I come at half past seven?", "numbers"),
+    ("Can I come at a quarter to six?", "Can I come at a quarter past six?", "numbers"),
+    ("Are you open at eight in the morning?", "Are you open at eight in the evening?", "numbers"),
+    ("What is 10 of 50?", "What is 10% of 50?", "numbers"),
+    ("two thirds of a cup", "three quarters of a cup", "numbers"),
+    ("Ibuprofen for a 3 month old", "Ibuprofen for a 3 year old", "numbers"),
+    ("an hour and a half", "two hours and a half", "numbers"),
+    ("fifteen hundred dollars", "five hundred dollars", "numbers"),
+    ("Is 90 km/h allowed?", "Is 90 mph allowed?", "numbers"),
+    ("Is it 20 degrees Celsius?", "Is it 20 degrees Fahrenheit?", "numbers"),
+    ("convert utf8 to utf16", "convert utf16 to utf32", "numbers"),
+    ("What if I can't find it?", "What if I can find it?", "negation"),
+    ("people I don't know", "people I know", "negation"),
+    ("I don't know how not to worry", "I don't know how to worry", "negation"),
+    ("Is my card not working?", "Is my card working?", "negation"),
+    ("Can I train with weights?", "Can I train with no weights?", "antonym"),
+    ("Did I pass the exam?", "Did I fail the exam?", "antonym"),
+    ("How do I hide an app?", "How do I unhide an app?", "antonym"),
+    ("the cheapest way to Rome", "the most expensive way to Rome", "antonym"),
+    ("Are you open on Saturday?", "Are you open on Sunday?", "calendar"),
+    ("Are you open at the weekend?", "Are you open on Friday?", "calendar"),
+    ("German translation of 'good night'", "French translation of 'good night'", "form"),
+    ("Sum it up in two sentences", "Sum it up in two paragraphs", "form"),
+    ("Is Rome bigger than Paris?", "Is Paris bigger than Rome?", "order"),
+    ("How do I migrate from A1 to B2?", "How do I migrate from B2 to A1?", "order"),
+    ("Did the dog bite the man?", "Did the man bite the dog?", "order"),
+    ("Who was influenced by Dylan?", "Who influenced Dylan?", "order"),
+]
+
+
+@pytest.mark.parametrize(("a", "b"), FORMS)
+def test_another_form_of_the_same_gets_through_to_the_verifier(a: str, b: str) -> None:
+    assert veto(a, b, hard(1.0)) == "" == veto(b, a, hard(1.0))
+
+
+@pytest.mark.parametrize(("a", "b", "guard"), NOT_FORMS)
+def test_what_only_looks_like_another_form_does_not(a: str, b: str, guard: str) -> None:
+    assert veto(a, b, hard(1.0)) == guard == veto(b, a, hard(1.0))
