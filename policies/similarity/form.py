@@ -78,7 +78,8 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (
             "only",
             r"\b(?:just|only) the (?:\w+ )?(?:answer|code|result|number|name|command|word|output|translation|link|"
-            r"title|list|query|formula|letter|date|year|json)s?\b|\bnothing else\b|\b(?:just|only) (?:give|answer|reply)\b",
+            r"title|list|query|formula|letter|date|year|json)s?\b|\bnothing else\b"
+            r"|\b(?:just|only) (?:give|answer|reply)\b",
         ),
     )
 )
