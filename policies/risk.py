@@ -18,13 +18,15 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 
 CONFIDENCE = 0.95
 NEVER = math.inf
 """A limit that no score reaches."""
 LEVELS = 64
 """So many limits are tried; more would not tell more."""
+STARTS = (0, 8, 16)
+"""Where the tests begin, in units of the number of hits that one wrong one is allowed in; 0: as early as possible."""
 LATELY = 2
 """What the allowance looks at, in units of the number of hits that one wrong one is allowed in: after a drift it
 takes no more than three wrong answers that were noticed until the limit rises."""
@@ -78,23 +80,29 @@ def tested_limit(seen: Sequence[Seen], rate: float, confidence: float = CONFIDEN
     """The lowest score at and over which at most `rate` is wrong with `confidence`, or `NEVER`.
 
     The limits that are tried are fixed shares of the evidence, strictest first; the first one that fails ends it, so
-    that no correction for trying many is needed (fixed-sequence testing).
+    that no correction for trying many is needed (fixed-sequence testing). One wrong pair among the very first must not
+    end it, so there are several beginnings, among which the error is divided (Learn Then Test, algorithm 1).
     """
     ordered = sorted(seen, key=lambda one: -one.score)
-    passed, wrong, at = NEVER, 0, 0
-    first = math.ceil(math.log(1 - confidence) / math.log1p(-rate)) if 0 < rate < 1 else len(ordered) + 1
-    # With fewer than `first` no number of right ones would prove anything.
-    steps = sorted({max(first, round(len(ordered) * (step + 1) / LEVELS)) for step in range(LEVELS)})
-    for size in steps:
-        if size > len(ordered):
-            break
-        while size < len(ordered) and ordered[size].score == ordered[size - 1].score:
-            size += 1  # a limit cannot tell equal scores apart
-        wrong += sum(not one.right for one in ordered[at:size])
-        at = size
-        if _at_most(wrong, size, rate) > 1 - confidence:  # the bound is over `rate`
-            break
-        passed = ordered[size - 1].score
+    if not 0 < rate < 1:
+        return NEVER
+    starts = [start / rate for start in STARTS if start / rate <= len(ordered)]
+    error = (1 - confidence) / len(starts)
+    # With fewer no number of right ones would prove anything.
+    first = math.ceil(math.log(error) / math.log1p(-rate))
+    steps = sorted({round(len(ordered) * (step + 1) / LEVELS) for step in range(LEVELS)})
+    wrongs = list(accumulate((not one.right for one in ordered), initial=0))
+    passed = NEVER
+    for start in starts:
+        begin = max(first, math.ceil(start))
+        for size in [begin, *(step for step in steps if step > begin)]:
+            if size > len(ordered):
+                break
+            while size < len(ordered) and ordered[size].score == ordered[size - 1].score:
+                size += 1  # a limit cannot tell equal scores apart
+            if _at_most(wrongs[size], size, rate) > error:  # the bound is over `rate`
+                break
+            passed = min(passed, ordered[size - 1].score)
     return passed
 
 

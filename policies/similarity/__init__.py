@@ -43,7 +43,7 @@ HARD: tuple[tuple[str, Guard], ...] = (
     *(
         (name, guard)
         for name, guard in GUARDS
-        if name in "verbatim calendar units antonym quantifier form order role".split()
+        if name in "verbatim calendar units antonym quantifier form order role language".split()
     ),
 )
 """Those that stay where a verifier decides: the others only guess at what it knows better (docs/hit-quality.md)."""

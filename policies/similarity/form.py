@@ -43,10 +43,7 @@ _LANGUAGES = frozenset(
     "cantonese korean vietnamese thai indonesian malay russian ukrainian welsh irish catalan latin swahili croatian "
     "serbian icelandic persian farsi esperanto".split()
 )
-_OF_A_PEOPLE = frozenset(
-    "mythology culture history law tradition restaurant restaurants school schools cuisine cinema art literature "
-    "folklore society politics".split()
-)
+_OF_A_PEOPLE = frozenset("mythology restaurant restaurants schools".split())
 """In Greek mythology, not: in Greek."""
 _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern))
@@ -57,12 +54,12 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("csv", r"\b(?:as|in|into|to) csv\b"),
         ("html", r"\b(?:as|in|into|to) html\b"),
         ("markdown", r"\bmarkdown\b"),
-        ("table", r"\bas an? (?:\w+ ){0,2}table\b|\bin an? table\b|\btabular\b"),
-        ("bullets", r"\bbullet(?:s|ed|points?)?\b"),
+        ("table", r"\b(?:as|in) an? (?:\w+ ){0,2}table\b|\btabular\b"),
+        ("bullets", r"\bbullet ?points?\b|\bbullets\b|\bbulleted\b|#n:\d+ bullet\b"),
         ("numbered", r"\bnumbered list\b"),
         ("list", r"\bas an? (?:\w+ )?list\b"),
         ("checklist", r"\bas an? checklist\b"),
-        ("sentence", r"(?:\bin (?:an? |one |two |just )?(?:single )?|\bone |\bsingle |#n:\d+ )sentences?\b"),
+        ("sentence", r"(?:\bin |\bone |\bsingle |#n:\d+ )(?:(?!th|my|your)\w+ )?sentences?\b"),
         ("words", r"#n:\d+ words?\b"),
         ("paragraph", r"\bparagraphs?\b"),
         ("essay", r"\bwrite an essay\b"),
@@ -77,7 +74,8 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("yesno", r"\byes or no\b"),
         (
             "only",
-            r"\b(?:just|only) the (?:\w+ )?(?:answer|code|result|number|name|command|word|output|translation|link|"
+            r"^(?!how|wh|is |are |can |could |do |does |did |will |should |may ).*\b(?:just|only) the\b"
+            r"|\b(?:just|only) the (?:\w+ )?(?:answer|code|result|number|name|command|word|output|translation|link|"
             r"title|list|query|formula|letter|date|year|json)s?\b|\bnothing else\b"
             r"|\b(?:just|only) (?:give|answer|reply)\b",
         ),

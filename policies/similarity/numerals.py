@@ -33,37 +33,51 @@ _ROMAN_IN_LOWER_CASE = frozenset("ii iii iv vii viii ix xii xiii xiv xv xvi xvii
 
 
 _HOURS = "|".join(name for name, value in WORDS.items() if 1 <= value <= 12 and name != "dozen")
-_PAST = re.compile(rf"\b(half|(?:a )?quarter) (past|after|to|before) ({_HOURS}|\d{{1,2}})\b(?![:.\d])", re.IGNORECASE)
+_FLAGS = re.IGNORECASE | re.ASCII
+_PAST = re.compile(rf"\b(half|(?:a )?quarter) past ({_HOURS}|\d\d?)\b(?![:.%])", _FLAGS)
+_TO = re.compile(
+    rf"(?<=\bat )(?:a )?quarter to ({_HOURS}|\d\d?)\b(?![:.%]| (?:percent|hundred|thousand|million|billion)\b)", _FLAGS
+)
 _DAYTIME = re.compile(
-    rf"\b({_HOURS}|\d{{1,2}})(:\d\d)?(?: o'clock)? (?:(?:in the|this) (morning|afternoon|evening)|at night)\b",
-    re.IGNORECASE,
+    rf"(?<![\w.,:$€£-])((?:at|by|until|till|before|after|around) )?({_HOURS}|\d\d?)(:\d\d)?( o'clock)? "
+    r"(?:(?:in the|this) (morning|afternoon|evening)|(?:at |to)(night))\b",
+    _FLAGS,
 )
-_AND_A_HALF = re.compile(
-    r"\b(?:an?|one) (hour|minute|day|week|month|year|dozen|lit(?:re|er)|kilo|mile) and a half\b", re.IGNORECASE
-)
+_AND_A_HALF = re.compile(r"\b(?:an?|one) (hour|minute|day|week|year|lit(?:re|er)|kilo|mile) and a half\b(?!-)", _FLAGS)
+_DAY = {
+    "morning": {hour: f"{hour} am" for hour in range(1, 12)},
+    "afternoon": {hour: f"{hour} pm" for hour in (12, *range(1, 7))},
+    "evening": {hour: f"{hour} pm" for hour in range(4, 12)},
+    "night": {12: "12 am", **{hour: f"{hour} {'am' if hour < 5 else 'pm'}" for hour in (*range(1, 5), *range(7, 12))}},
+}
 
 
 def in_digits(text: str) -> str:
-    """With the times of day and the halves that are told in several words in digits: a quarter to six in the evening
-    (5:45 pm), an hour and a half (1.5 hour)."""
-    return _AND_A_HALF.sub(r"1.5 \1", _DAYTIME.sub(_with_half, _PAST.sub(_clocked, text)))
+    """With the times of day and the halves that are told in several words in digits: a quarter past six in the evening
+    (6:15 pm), an hour and a half (1.5 hour). What may be no time of day stays."""
+    clocked = _TO.sub(lambda match: _clock(match[1], -15) or match[0], text)
+    clocked = _PAST.sub(lambda match: _clock(match[2], 30 if match[1].lower() == "half" else 15) or match[0], clocked)
+    return _AND_A_HALF.sub(r"1.5 \1", _DAYTIME.sub(_with_half, clocked))
 
 
 def _hour(word: str) -> int:
-    return int(word) if word.isdecimal() else WORDS[word.lower()]
+    return int(word) if word.isdigit() else WORDS[word.lower()]
 
 
-def _clocked(match: re.Match[str]) -> str:
-    hour, minutes = _hour(match[3]), 30 if match[1].lower() == "half" else 15
-    if match[2].lower() in ("to", "before"):
-        hour, minutes = (hour - 1) or 12, 60 - minutes
-    return f"{hour}:{minutes}"
+def _clock(word: str, minutes: int) -> str:
+    hour = _hour(word)
+    if not 1 <= hour <= 12:
+        return ""
+    return f"{hour}:{minutes}" if minutes > 0 else f"{(hour - 1) or 12}:{60 + minutes}"
 
 
 def _with_half(match: re.Match[str]) -> str:
-    hour, minutes = _hour(match[1]), match[2] or ""
-    half = " am" if (match[3] or "").lower() == "morning" else " pm"
-    return f"{hour}{minutes}{half if hour <= 12 else ''}"
+    at, word, minutes, o_clock, day, night = match.groups()
+    told = _DAY[(day or night).lower()].get(_hour(word))
+    if told is None or not (at or minutes or o_clock):  # "take 2 at night" may be two pills
+        return match[0]
+    hour, half = told.split(" ")
+    return f"{at or ''}{hour}{minutes or ''} {half}"
 
 
 def roman(text: str) -> float | None:
@@ -97,7 +111,7 @@ class WordNumber:
             if self._begun and not self._continues(ORDINALS[stem]):
                 return False
             self._part, self._ended = self._part + ORDINALS[stem], True
-        elif stem == "hundred" and self._part < 20:
+        elif stem == "hundred" and (self._part < 10 or 10 < self._part < 20):
             self._part = (self._part or 1) * 100
         elif stem in SCALES and (self._part or not self._begun) and (self._scale is None or SCALES[stem] < self._scale):
             self._scale = SCALES[stem]  # "a million" begins with its scale

@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 from itertools import pairwise
 
 from policies.similarity.lexicon import stem
-from policies.similarity.text import EMPTY, REMEMBERED, Reading, meaning
+from policies.similarity.text import EMPTY, REMEMBERED, Reading, meaning, read
 
 NEGATORS = frozenset(
     "no not non never none nobody nothing nowhere neither nor without except unless hardly barely".split()
@@ -18,12 +18,14 @@ _AUXILIARIES = frozenset(
 _SOFT = frozenset(
     "lack lacks lacking avoid prevent refuse fail fails absent missing miss free instead stop impossible unable "
     "disallow exclude excluding skip rather substitute forgot lost other otherwise unlike beyond refuses useless "
-    "failed unused empty ignoring stranger".split()
+    "failed".split()
 )
 """Words that may say in one question what a "not" says in the other."""
 _PREFIXES = tuple(
     "un in im ir il non dis de mis anti counter under over sub super hyper hypo pre post inter intra ex up down".split()
 )
+_LOOSE = frozenset("un non anti sub super hyper".split())
+"""Prefixes that are no words, or that mean the same as a word."""
 
 _ANTONYMS = """
 before after|increase decrease|increase reduce|raise lower|raise reduce|rise fall|rise drop|enable disable|
@@ -132,25 +134,45 @@ def _antonyms() -> dict[str, frozenset[str]]:
     return {word: frozenset(others) for word, others in found.items()}
 
 
-_ASKED = r"(?= (?:how|what|where|when|who|why|which|if|whether)\b)"
-_KNOWING = r"(?:know|understand|remember|recall|see|tell|(?:seem to )?find(?: out)?|figure(?: out)?|work out|get)"
-_UNKNOWING = re.compile(
-    rf"\b(?:i |we )?(?:do|did|can|could) not (?:really |quite |even )?{_KNOWING}{_ASKED}"
-    rf"|\bnot (?:really |quite |at all )?(?:sure|certain|clear){_ASKED}|\bno (?:idea|clue){_ASKED}"
-    r"|\b(?:(?:i )?have (?:got )?|i )no (?:idea|clue)$|\bno (?:rush|hurry)\b|\bnot (?:urgent|in a hurry)\b"
-    r"|(?:(?<!if )(?<!why )(?<!when )(?<!that )(?<!what )\b(?:i|we) |(?<!\bi )(?<!we )(?<!you )(?<!they )(?<!who )"
-    r"(?<!which )(?<!that )\b)(?:do|did|can|could) not "
-    rf"{_KNOWING} (?:it|this|that|an answer|anything)(?: out| anywhere| myself| online)?$|\bif you do not mind\b"
+_ASKED = "how what where when who why which if whether"
+_BEGUN = re.compile(
+    r"^(?:(?:hi|hello|hey|sorry|so|but|well|ok|please) )*(?:i |we )?"
+    r"(?:(?:do|did|can|could) not (?:really |quite |even )?(?:know|understand|remember|recall|(?:figure|work|find) out)"
+    r"|(?:am |are )?not (?:really |quite )?(?:sure|certain)|(?:have |got )*no (?:idea|clue)) "
+    rf"(?=(?:{_ASKED.replace(' ', '|')})\b)"
 )
-"""Who asks does not know, and may say so: that denies nothing."""
+"""I do not know how …"""
+_NOT = r"(?:cannot|can(?: not|'?t)|(?:do|did|could)(?: not|n'?t))"
+_CLAUSE = re.compile(r"[.?!,;:]+(?:\s+|$)|\s+-\s+")
+_ASIDE = re.compile(
+    r"(?:(?:sorry|and|but|so|because) )*(?:(?:i|we) )?(?:"
+    rf"{_NOT} (?:seem to )?(?:know|understand|remember|find|get|figure|work)(?: (?:it|this|that|this one|an answer))?"
+    r"(?: (?:out|anywhere|online|on my own|myself|at all))*"
+    r"|(?:am |'m )?not (?:really )?sure(?: (?:about (?:this|that)|at all))?"
+    r"|(?:have |'ve )?(?:got )?no (?:idea|clue)(?: myself)?|(?:there(?: is|'s) )?no (?:rush|hurry)"
+    r"|(?:it|this|that)(?:(?: is|'s) not|(?: is)?n'?t) (?:urgent|clear to me)"
+    r"|never (?:done|had to do) (?:it|this|that) before|no ?(?:body|[- ]one)(?: here| else)* (?:knows|could tell me)"
+    r"|the (?:manual|website|faq) (?:does not|doesn'?t) say)",
+    re.IGNORECASE,
+)
+"""A clause of its own that only says that who asks does not know, or is in no hurry."""
+
+
+def _without_asides(text: str) -> str:
+    """Without such clauses, if anything else is left."""
+    if len(parts := [part for part in _CLAUSE.split(text) if part]) < 2:
+        return text
+    left = [part for part in parts if _ASIDE.fullmatch(part.strip()) is None]
+    return text if len(left) in (0, len(parts)) else ". ".join(left)
 
 
 @lru_cache(maxsize=REMEMBERED)
 def negated(reading: Reading) -> tuple[str, ...]:
     """What a text negates: for each "not", "never", "without" … the next word that carries meaning, by its stem."""
-    words = reading.words
-    if not NEGATORS.isdisjoint(words):
-        words = tuple(_UNKNOWING.sub("", " ".join(words)).split())
+    if NEGATORS.isdisjoint(reading.words):
+        return ()
+    told = _without_asides(reading.text)
+    words = (*_BEGUN.sub("", " ".join((reading if told == reading.text else read(told)).words)).split(),)
     found = []
     for index, word in enumerate(words):
         if word not in NEGATORS or (word == "not" and index and words[index - 1] == "or"):
@@ -185,15 +207,14 @@ def prefixed(a: Reading, b: Reading) -> bool:
     return any(
         long.startswith(_PREFIXES) and any(long == prefix + short for prefix in _PREFIXES)
         for long, short in [*((x, y) for x in ours for y in theirs), *((y, x) for x in ours for y in theirs)]
-        if len(short) > 3 and not _joined(long, short, a, b)
+        if len(short) > 3 and long != "overnight" and not _in_two_words(long, short, a, b)
     )
 
 
-def _joined(long: str, short: str, a: Reading, b: Reading) -> bool:
-    """Whether it is one word in one text and two in the other ("superglue", "super glue"), or no opposite at all."""
-    return long == f"over{short}" == "overnight" or any(
-        pair == (long.removesuffix(short), short) for reading in (a, b) for pair in pairwise(reading.words)
-    )
+def _in_two_words(long: str, short: str, a: Reading, b: Reading) -> bool:
+    """Whether one text has the prefix as a word of its own: "superglue", "super glue"."""
+    prefix = long.removesuffix(short)
+    return prefix in _LOOSE and any((prefix, short) in pairwise(reading.words) for reading in (a, b))
 
 
 def opposed(a: Reading, b: Reading) -> bool:
@@ -201,10 +222,11 @@ def opposed(a: Reading, b: Reading) -> bool:
     mine, yours = _stems(a), _stems(b)
     only_mine, only_yours = mine - yours, yours - mine
     table = _antonyms()
-    denied = {stem(word) for word in (*negated(a), *negated(b))}  # who did not pass has failed
-    opposites = ((word, other) for word in only_mine for other in table.get(word, frozenset()) & only_yours)
-    if any(denied.isdisjoint(pair) for pair in opposites):
-        return True
+    ours, theirs = ({stem(word) for word in negated(reading)} for reading in (a, b))
+    for word in only_mine:
+        for other in table.get(word, frozenset()) & only_yours:
+            if (word in ours) == (other in theirs):  # else it is no opposite: who did not pass has failed
+                return True
     texts = [" ".join(reading.words) for reading in (a, b)]
     for phrase, other in _PHRASES:
         for first, second in (texts, texts[::-1]):

@@ -22,7 +22,6 @@ _MONTHS = {
     for name in names.split()
 }
 _OPERATOR_WORDS = {"plus": "+", "times": "*", "divided": "/", "equals": "="}
-_PIECES = frozenset("sentence paragraph line word bullet example step part".split())
 _PARTS = {"half": 0.5, "halves": 0.5, "quarter": 0.25, "quarters": 0.25}
 
 # unit → (dimension, factor). Months and years are not days; pounds may be money or weight, so they are themselves.
@@ -48,7 +47,7 @@ _MEASURES: dict[str, tuple[str, float]] = {
         "speed": "kmh=1 mph=1.609344",
         "spoons": "tsp teaspoon=1 tbsp tablespoon=3",
         "frequency": "hz hertz=1 khz=1e3 mhz=1e6 ghz=1e9",
-        "energy": "kcal kilocalorie calorie=1000 kj kilojoule=239.005736",
+        "energy": "kcal kilocalorie=1000 kj kilojoule=239.005736",
         "dollars": "$ usd dollar buck=1",
         "euros": "€ eur euro=1",
         "pounds": "£ gbp quid pound=1",
@@ -63,6 +62,8 @@ _MEASURES |= {"celsius": ("celsius", 1.0), "fahrenheit": ("fahrenheit", 1.0), "�
               "°f": ("fahrenheit", 1.0), "°": ("degrees", 1.0), "degree": ("degrees", 1.0)}  # fmt: skip
 _MONEY = frozenset("$€£¥₹")
 _SUFFIXES = {"k": 1e3, "grand": 1e3, "m": 1e6, "mn": 1e6, "bn": 1e9, "b": 1e9}
+_PIECES = frozenset("sentence paragraph line word bullet example step part".split())
+"""What an answer may be made of: "in two sentences" is a number, "cut in two" is none."""
 _FRACTIONS = {"third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "tenth": 10}
 _WRITTEN = re.compile(r"\d{10,}|0\d+|\d+\.\d*0")
 """Digits that are more than a number: of a telephone, with zeros before (a code) or behind (a version)."""
@@ -210,7 +211,8 @@ class _Scanner:
         if word in _PARTS:
             return bool(following) and (following[0] in ("a", "an", "of") or self._is_unit(following))
         if word == "one":
-            follows = self._starts_number(self._at + 1) or self._half_follows(self._at + 1)
+            follows = following[:1] and following[0] in _FRACTIONS
+            follows = follows or self._starts_number(self._at + 1) or self._half_follows(self._at + 1)
             return follows or self._is_unit(following)
         if word == "two" and self._words and self._words[-1].lower() in ("the", "these", "those", "into", "in"):
             return self._is_unit(following) or bool(following and following[0].removesuffix("s") in _PIECES)
@@ -265,8 +267,9 @@ class _Scanner:
             self._find("date", f"{_MONTHS[month[0].lower()]}-{int(value)}")
             return
         before = self._tokens[begin - 1] if begin else None
-        if before is None or before.lastgroup != "word" or before.end() != self._tokens[begin].start():
-            measure = measure or self._measure()  # the 8 of utf8mb4 is no amount
+        stuck = before is not None and before.lastgroup == "word" and before.end() == self._tokens[begin].start()
+        if not stuck or self._last_end == begin:  # the 8 of utf8mb4 is no amount, the 30 of 1h30min is
+            measure = measure or self._measure()
         if measure is None and self._raw:
             self._find("literal", self._raw)
         elif measure is None:
@@ -292,8 +295,10 @@ class _Scanner:
                 break
             self._at += 1
         value = number.value()
-        if first in ORDINALS and self._words and self._words[-1].lower() == "a" and self._next("of"):
-            return 1 / value  # a tenth of
+        if first in _FRACTIONS and self._words and self._words[-1].lower() == "a" and self._next("of"):
+            ahead = self._peek(1)
+            if ahead is None or ahead[0].lower() not in _MONTHS:  # the party on a fourth of July
+                return 1 / value
         if (parts := self._parts(value)) is not None:
             return parts
         if (following := self._peek(0)) is not None and following[0].lower() == "grand":
@@ -315,7 +320,7 @@ class _Scanner:
         self._at += 1
         if _WRITTEN.fullmatch(digits) and "," not in match[0]:
             self._raw = digits
-        if (fraction := self._fraction(value)) is not None:
+        if (fraction := self._fraction(value)) is not None or (fraction := self._parts(value)) is not None:
             return fraction
         following = self._peek(0)
         if following is None:
@@ -350,13 +355,17 @@ class _Scanner:
         return value / int(below[0])
 
     def _parts(self, value: float) -> float | None:
-        """ "three quarters", "two thirds of an": what follows one to nine."""
+        """ "two thirds", "three quarters of an hour", if they are fractions; "the last three quarters" are months."""
         skip = int((dash := self._peek(0)) is not None and dash[0] == "-")
         below = self._peek(skip)
         name = below[0].lower() if below is not None else ""
         whole = _FRACTIONS.get(name.removesuffix("s"), 0)
-        if not 0 < value < whole or name.endswith("s") != (value > 1) or (name == "quarters" and value != 3):
+        if not 0 < value < whole or name.endswith("s") != (value > 1):
             return None
+        if whole == 4:
+            ahead, last = self._peek(skip + 1), self._words[-1].lower() if self._words else ""
+            if ahead is None or ahead[0].lower() != "of" or last in ("last", "past", "next", "first", "these"):
+                return None
         self._at += skip + 1
         return self._part(value / whole)
 

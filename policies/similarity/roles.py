@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from policies.similarity.polarity import NEGATORS
@@ -23,6 +24,8 @@ _PERSONS = {
 }
 _JOINING = frozenset("and or vs versus".split())
 _SYMMETRIC = frozenset("difference differences differ vs versus compare compared comparison between or".split())
+_MUTUAL = re.compile(r"how far (?:is|are|away) |(?:is|are) .+ the same (?:thing )?as ")
+_BEING = frozenset("is are was were be been being".split())
 _LIGHT = frozenset("differ difference compare comparison between first also only".split())
 
 
@@ -30,18 +33,20 @@ _LIGHT = frozenset("differ difference compare comparison between first also only
 def places(reading: Reading) -> list[tuple[str, str]]:
     """(word, the preposition that governs it or empty), in order; quantities are words like others."""
     found: list[tuple[str, str]] = []
-    role = ""
-    before = ""
+    role = before = ""
+    joined = False
     for word in reading.words:
         if word in _PREPOSITIONS and not (word == "to" and before in _INFINITIVE):
             role = _PREPOSITIONS[word]
         elif word.startswith("#"):
             found.append((word, role))
         elif word in EMPTY or word in NEGATORS:  # what a "not" belongs to is the business of another guard
-            if word not in _ARTICLES and word not in _JOINING:
-                role = ""
+            if word not in _ARTICLES:
+                joined = word in _JOINING
+                role = role if joined else ""
         elif word not in _LIGHT:
             found.append((meaning(word), role))
+            role, joined = "" if joined else role, False  # "with A and B": both, and nobody else
         before = word
     return found
 
@@ -59,8 +64,8 @@ def exchanged(a: Reading, b: Reading) -> bool:
     alike = set(a.content) == set(b.content)
     counted, others = _numbers(ours), _numbers(theirs)
     if alike and counted != others and sorted(counted) == sorted(others):
-        return True  # 3 eggs and 7 apples
-    if all("far" in reading.words or {"same", "as"} <= set(reading.words) for reading in (a, b)):
+        return True  # 3 eggs and 7 apples, 7 eggs and 3 apples
+    if all(_MUTUAL.match(" ".join(reading.words)) for reading in (a, b)):
         return False  # it is as far from A to B as from B to A
     mine, yours = dict(reversed(ours)), dict(reversed(theirs))
     if any({mine[word], yours.get(word, "")} == {"to", "from"} for word in mine):
@@ -76,31 +81,31 @@ def exchanged(a: Reading, b: Reading) -> bool:
     if _SYMMETRIC & set(a.words) and _SYMMETRIC & set(b.words):
         return False  # the difference between A and B is that between B and A
     return (
-        (alike and not _turned(a, b) and _inverted(a, b, shared, mine, yours))
-        or _passive(a, b, mine, yours)
-        or _passive(b, a, yours, mine)
+        (alike and _inverted(a, b, shared, mine, yours)) or _passive(a, b, mine, yours) or _passive(b, a, yours, mine)
     )
-
-
-_BEING, _SUBJECTS = frozenset("is are was were be been being".split()), frozenset("i you we they one people".split())
-
-
-def _turned(a: Reading, b: Reading) -> bool:
-    """Whether one is in the active and the other in the passive voice, where words come in another order: "how do you
-    calculate it", "how is it calculated". By whom is the business of `_passive`."""
-    for active, passive in ((set(a.words), set(b.words)), (set(b.words), set(a.words))):
-        if _BEING & passive and not _BEING & active and ("by" in passive - active or _SUBJECTS & active):
-            return True
-    return False
 
 
 def _inverted(a: Reading, b: Reading, shared: list[str], mine: dict[str, str], yours: dict[str, str]) -> bool:
     """Whether the same words in the same role come in another order."""
     still = [word for word in shared if mine[word] == yours[word] == ""]  # "in 2020" may stand anywhere
     order = [word for word in dict.fromkeys(word for word, _ in places(b)) if word in set(still)]
-    if _in_order(still, order) >= len(still) - (len(still) > 3):
+    if still == order or (_in_order(still, order) >= len(still) - 1 and len(still) > 3):
         return False  # one word has moved, at most
+    if bool(_BEING & set(a.words)) != bool(_BEING & set(b.words)):  # "how do you compute it", "how is it computed"
+        for verb in (_participle(a), _participle(b)):
+            if [word for word in still if word != verb] == [word for word in order if word != verb]:
+                return False  # by whom is the business of `_passive`
     return _grouped(a, still) != _grouped(b, order)
+
+
+def _participle(reading: Reading) -> str:
+    """The verb of a passive: what was done. Empty if there is none."""
+    words = iter(reading.words)
+    for word in words:
+        if word in _BEING:
+            done = (meaning(other) for other in words if other.endswith(("ed", "en", "lt", "ld", "nt", "pt", "id")))
+            return next(done, "")
+    return ""
 
 
 def _grouped(reading: Reading, order: list[str]) -> list[tuple[str, ...]]:

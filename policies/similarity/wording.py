@@ -28,8 +28,8 @@ _CALENDAR = {
     "annually": "yearly",
     "annual": "yearly",
     "tonight": "evening",
-    "night": "evening",
 }
+_WEEKEND = frozenset(("saturday", "sunday"))
 _MY, _YOUR = frozenset("my mine our ours".split()), frozenset("your yours".split())
 _OWNERS = {
     **dict.fromkeys(_MY, "my"),
@@ -80,19 +80,26 @@ def other_numbers(a: Reading, b: Reading) -> bool:
 def clashing_numbers(a: Reading, b: Reading) -> bool:
     """Whether each has a number that the other one lacks, whatever it counts: a number that only one of them mentions
     may belong to its story, or be told in words."""
-    ours, theirs = ([_values(quantity) for quantity in set(reading.quantities)] for reading in (a, b))
-    return all(
-        any(all(mine.isdisjoint(yours) for yours in others) for mine in values)
+    ours, theirs = (set(reading.quantities) for reading in (a, b))
+    alone = [
+        any(not any(_equal(one, other) for other in others) for one in values)
         for values, others in ((ours, theirs), (theirs, ours))
+    ]
+    return any(alone) if set(a.content) == set(b.content) else all(alone)
+
+
+def _equal(one: str, other: str) -> bool:
+    """Whether two quantities may be one, told with its unit and without: 50 % as a half, ten years as "aged ten"."""
+    if one == other:
+        return True
+    (kind, _, value), (number, _, told) = sorted(
+        (one.partition(":"), other.partition(":")), key=lambda part: part[0] == "n"
     )
-
-
-def _values(quantity: str) -> set[str]:
-    """How a quantity may be told without its unit: 50 % as a half, ten years as a child of ten."""
-    kind, _, value = quantity.partition(":")
+    if number != "n" or kind == "n":
+        return False
     if kind == "percent":
-        return {f"{float(value) / 100:.9g}"}
-    return {value, f"{float(value) / 12:.9g} years"} if kind == "months" else {value, f"{value} years"}
+        return told == f"{float(value) / 100:.9g}"
+    return told == value or (kind == "months" and told == f"{float(value) / 12:.9g}")
 
 
 def other_verbatim(a: Reading, b: Reading) -> bool:
@@ -110,9 +117,9 @@ def other_verbatim(a: Reading, b: Reading) -> bool:
 def other_calendar(a: Reading, b: Reading) -> bool:
     """Whether they name other days, months or seasons."""
     ours, theirs = ({_CALENDAR[word] for word in reading.words if word in _CALENDAR} for reading in (a, b))
-    for days in (ours, theirs):
-        if "weekend" in days:
-            days |= {"saturday", "sunday"}
+    for days, others in ((ours, theirs), (theirs, ours)):
+        if "weekend" in days and others >= _WEEKEND:
+            days |= _WEEKEND
     return bool(ours - theirs and theirs - ours)
 
 
