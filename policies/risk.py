@@ -6,7 +6,7 @@ would have been, served in their place) moves it: up as soon as what was seen ex
 enough was seen to prove that less is safe.
 
 Sources: exact binomial bound, Clopper and Pearson 1934; testing limits from the strictest on and stopping at the first
-that fails, Learn Then Test (Angelopoulos et al. 2021, fixed sequence); looking again and again at growing evidence, a
+that fails, Learn Then Test (Angelopoulos et al. 2021, fixed sequences); looking again and again at growing evidence, a
 union bound over checkpoints, each with its share of the risk; the allowance, online risk control in the manner of
 Adaptive Conformal Inference (Gibbs and Candès 2021). docs/hit-quality.md states what this promises, and when.
 """
@@ -25,7 +25,7 @@ NEVER = math.inf
 """A limit that no score reaches."""
 LEVELS = 64
 """So many limits are tried; more would not tell more."""
-STARTS = (0, 8, 16)
+STARTS = (0, 12)
 """Where the tests begin, in units of the number of hits that one wrong one is allowed in; 0: as early as possible."""
 LATELY = 2
 """What the allowance looks at, in units of the number of hits that one wrong one is allowed in: after a drift it
@@ -81,14 +81,14 @@ def tested_limit(seen: Sequence[Seen], rate: float, confidence: float = CONFIDEN
 
     The limits that are tried are fixed shares of the evidence, strictest first; the first one that fails ends it, so
     that no correction for trying many is needed (fixed-sequence testing). One wrong pair among the very first must not
-    end it, so there are several beginnings, among which the error is divided (Learn Then Test, algorithm 1).
+    end it, so there are two beginnings, between which the error is divided (Learn Then Test, algorithm 1).
     """
     ordered = sorted(seen, key=lambda one: -one.score)
     if not 0 < rate < 1:
         return NEVER
     starts = [start / rate for start in STARTS if start / rate <= len(ordered)]
     error = (1 - confidence) / len(starts)
-    # With fewer no number of right ones would prove anything.
+    # With fewer than `first` no number of right ones would prove anything.
     first = math.ceil(math.log(error) / math.log1p(-rate))
     steps = sorted({round(len(ordered) * (step + 1) / LEVELS) for step in range(LEVELS)})
     wrongs = list(accumulate((not one.right for one in ordered), initial=0))

@@ -67,7 +67,7 @@ _BOTH_WAYS = re.compile(r"\b(?:far|many|long|hours?|miles|kilometers|distance|aw
 _BETWEEN = re.compile(r"\bbetween ([\w.+#-]+) and ([\w.+#-]+)(\s*\??)$")
 _PATH = re.compile(r"\b(from) ((?:[\w.+#-]+ ){1,2})(to|into) ((?:[\w.+#-]+ ?){1,2})(?=$|\?|,)")
 _HOW_TO = re.compile(
-    r"(how|where|when) (?:do|can|could|should|would) (?:i|we|you|one) (?!get\b|know\b|not\b)(\w.*?)[?. ]*$",
+    r"(how|where) (?:do|can) (?:i|we|you) (?!look\b|feel\b|sound\b|get\b|know\b|not\b)(\w.*?)[?. ]*$",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"(?<![\w.,])\d{1,4}(?![\w.,]\d|\d)")

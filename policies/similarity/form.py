@@ -55,11 +55,14 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("html", r"\b(?:as|in|into|to) html\b"),
         ("markdown", r"\bmarkdown\b"),
         ("table", r"\b(?:as|in) an? (?:\w+ ){0,2}table\b|\btabular\b"),
-        ("bullets", r"\bbullet ?points?\b|\bbullets\b|\bbulleted\b|#n:\d+ bullet\b"),
+        ("bullets", r"\bbullet ?points?\b|\b(?:in|as|with) (?:\w+ )?bullets\b|\bbulleted\b|#n:\d+ bullets?\b"),
         ("numbered", r"\bnumbered list\b"),
         ("list", r"\bas an? (?:\w+ )?list\b"),
         ("checklist", r"\bas an? checklist\b"),
-        ("sentence", r"(?:\bin |\bone |\bsingle |#n:\d+ )(?:(?!th|my|your)\w+ )?sentences?\b"),
+        (
+            "sentence",
+            r"(?:\bin |\bone |\bsingle |#n:\d+ )(?:(?!(?:this|that|the|these|those|my|your)\b)\w+ )?sentences?\b",
+        ),
         ("words", r"#n:\d+ words?\b"),
         ("paragraph", r"\bparagraphs?\b"),
         ("essay", r"\bwrite an essay\b"),
@@ -74,9 +77,7 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("yesno", r"\byes or no\b"),
         (
             "only",
-            r"^(?!how|wh|is |are |can |could |do |does |did |will |should |may ).*\b(?:just|only) the\b"
-            r"|\b(?:just|only) the (?:\w+ )?(?:answer|code|result|number|name|command|word|output|translation|link|"
-            r"title|list|query|formula|letter|date|year|json)s?\b|\bnothing else\b"
+            r"^(?!how |where ).*\b(?:just|only) the\b|\bnothing else\b"
             r"|\b(?:just|only) (?:give|answer|reply)\b",
         ),
     )

@@ -40,10 +40,11 @@ _TO = re.compile(
 )
 _DAYTIME = re.compile(
     rf"(?<![\w.,:$€£-])((?:at|by|until|till|before|after|around) )?({_HOURS}|\d\d?)(:\d\d)?( o'clock)? "
-    r"(?:(?:in the|this) (morning|afternoon|evening)|(?:at |to)(night))\b",
+    r"(?:(?:in the|this) (morning|afternoon|evening)|at (night)|(tonight))\b",
     _FLAGS,
 )
 _AND_A_HALF = re.compile(r"\b(?:an?|one) (hour|minute|day|week|year|lit(?:re|er)|kilo|mile) and a half\b(?!-)", _FLAGS)
+_AGE = re.compile(r"(?<=\w)(?<!\ba)[- ]years?[- ]olds?\b", _FLAGS)
 _DAY = {
     "morning": {hour: f"{hour} am" for hour in range(1, 12)},
     "afternoon": {hour: f"{hour} pm" for hour in (12, *range(1, 7))},
@@ -54,10 +55,10 @@ _DAY = {
 
 def in_digits(text: str) -> str:
     """With the times of day and the halves that are told in several words in digits: a quarter past six in the evening
-    (6:15 pm), an hour and a half (1.5 hour). What may be no time of day stays."""
+    (6:15 pm), an hour and a half (1.5 hour); ages as bare numbers. What may be no time of day stays."""
     clocked = _TO.sub(lambda match: _clock(match[1], -15) or match[0], text)
     clocked = _PAST.sub(lambda match: _clock(match[2], 30 if match[1].lower() == "half" else 15) or match[0], clocked)
-    return _AND_A_HALF.sub(r"1.5 \1", _DAYTIME.sub(_with_half, clocked))
+    return _AGE.sub(" old", _AND_A_HALF.sub(r"1.5 \1", _DAYTIME.sub(_with_half, clocked)))
 
 
 def _hour(word: str) -> int:
@@ -72,12 +73,12 @@ def _clock(word: str, minutes: int) -> str:
 
 
 def _with_half(match: re.Match[str]) -> str:
-    at, word, minutes, o_clock, day, night = match.groups()
-    told = _DAY[(day or night).lower()].get(_hour(word))
+    at, word, minutes, o_clock, day, night, tonight = match.groups()
+    told = _DAY[(day or night or "night").lower()].get(_hour(word))
     if told is None or not (at or minutes or o_clock):  # "take 2 at night" may be two pills
         return match[0]
     hour, half = told.split(" ")
-    return f"{at or ''}{hour}{minutes or ''} {half}"
+    return f"{at or ''}{hour}{minutes or ''} {half}{' tonight' if tonight else ''}"
 
 
 def roman(text: str) -> float | None:

@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 from itertools import pairwise
 
 from policies.similarity.lexicon import stem
-from policies.similarity.text import EMPTY, REMEMBERED, Reading, meaning, read
+from policies.similarity.text import EMPTY, REMEMBERED, Reading, meaning, normal, read
 
 NEGATORS = frozenset(
     "no not non never none nobody nothing nowhere neither nor without except unless hardly barely".split()
@@ -24,8 +24,10 @@ _SOFT = frozenset(
 _PREFIXES = tuple(
     "un in im ir il non dis de mis anti counter under over sub super hyper hypo pre post inter intra ex up down".split()
 )
-_LOOSE = frozenset("un non anti sub super hyper".split())
-"""Prefixes that are no words, or that mean the same as a word."""
+_COMPLEMENTS = (("pass", "fail"), ("remember", "forget"))
+"""Who did not pass has failed; what does not increase need not decrease."""
+_LOOSE = frozenset("non anti sub super hyper".split())
+"""Prefixes that some write as a word of its own."""
 
 _ANTONYMS = """
 before after|increase decrease|increase reduce|raise lower|raise reduce|rise fall|rise drop|enable disable|
@@ -134,45 +136,54 @@ def _antonyms() -> dict[str, frozenset[str]]:
     return {word: frozenset(others) for word, others in found.items()}
 
 
-_ASKED = "how what where when who why which if whether"
 _BEGUN = re.compile(
     r"^(?:(?:hi|hello|hey|sorry|so|but|well|ok|please) )*(?:i |we )?"
     r"(?:(?:do|did|can|could) not (?:really |quite |even )?(?:know|understand|remember|recall|(?:figure|work|find) out)"
     r"|(?:am |are )?not (?:really |quite )?(?:sure|certain)|(?:have |got )*no (?:idea|clue)) "
-    rf"(?=(?:{_ASKED.replace(' ', '|')})\b)"
+    r"(?=(?:how|what|where|when|who|why|which)\b)"
 )
 """I do not know how …"""
 _NOT = r"(?:cannot|can(?: not|'?t)|(?:do|did|could)(?: not|n'?t))"
-_CLAUSE = re.compile(r"[.?!,;:]+(?:\s+|$)|\s+-\s+")
+_CLAUSE = re.compile(r"(?<![.?!,;:])[.?!,;:]+(?:\s|$)|(?<!\s)\s+-\s")
 _ASIDE = re.compile(
-    r"(?:(?:sorry|and|but|so|because) )*(?:(?:i|we) )?(?:"
-    rf"{_NOT} (?:seem to )?(?:know|understand|remember|find|get|figure|work)(?: (?:it|this|that|this one|an answer))?"
-    r"(?: (?:out|anywhere|online|on my own|myself|at all))*"
-    r"|(?:am |'m )?not (?:really )?sure(?: (?:about (?:this|that)|at all))?"
-    r"|(?:have |'ve )?(?:got )?no (?:idea|clue)(?: myself)?|(?:there(?: is|'s) )?no (?:rush|hurry)"
-    r"|(?:it|this|that)(?:(?: is|'s) not|(?: is)?n'?t) (?:urgent|clear to me)"
+    r"(?:(?:sorry|and|but|so|because) )*(?:(?:i|we)(?:'m|'ve| am| have)? )?(?:"
+    rf"{_NOT} (?:seem to )?(?:know|understand|remember|find|get|(?:figure|work)(?= (?:it|this|that) out))"
+    r"(?: (?:it|this|that|this one|an answer))?(?: (?:out|anywhere|online|on my own|myself|at all))*"
+    r"|not (?:really )?sure(?: (?:about (?:this|that)|at all))?|(?:got )?no (?:idea|clue)(?: myself)?"
+    r"|(?:there(?: is|'s) )?no (?:rush|hurry)|(?:it|this|that)(?:(?: is|'s) not|(?: is)?n'?t) (?:urgent|clear to me)"
     r"|never (?:done|had to do) (?:it|this|that) before|no ?(?:body|[- ]one)(?: here| else)* (?:knows|could tell me)"
     r"|the (?:manual|website|faq) (?:does not|doesn'?t) say)",
     re.IGNORECASE,
 )
 """A clause of its own that only says that who asks does not know, or is in no hurry."""
+_KEYS = "know understand remember find get figure work sure certain idea clue rush hurry urgent clear tell say".split()
 
 
-def _without_asides(text: str) -> str:
-    """Without such clauses, if anything else is left."""
-    if len(parts := [part for part in _CLAUSE.split(text) if part]) < 2:
-        return text
-    left = [part for part in parts if _ASIDE.fullmatch(part.strip()) is None]
-    return text if len(left) in (0, len(parts)) else ". ".join(left)
+@lru_cache(maxsize=REMEMBERED)
+def _aside(reading: Reading) -> tuple[Reading, frozenset[str]]:
+    """(The text without such clauses, what they speak of); the text itself if it has none, or nothing else."""
+    parts = [part.strip() for part in _CLAUSE.split(normal(reading.text)) if part.strip()]
+    left = [part for part in parts if _ASIDE.fullmatch(part) is None]
+    text, dropped = reading, set(reading.words)
+    if left and len(left) < len(parts):
+        text = read(". ".join(left))
+    if len(left) == 1 and (begun := _BEGUN.match(" ".join(text.words))) is not None:
+        text = read(" ".join(text.words)[begun.end() :])
+    return text, frozenset(map(meaning, dropped - set(text.words))).intersection(map(meaning, _KEYS))
+
+
+def _denied(reading: Reading, other: Reading) -> tuple[str, ...]:
+    """What a text negates, less what is only said in passing, if the other text does not speak of that."""
+    if NEGATORS.isdisjoint(reading.words):
+        return ()
+    text, keys = _aside(reading)
+    return negated(reading if keys.intersection(map(meaning, other.words)) else text)
 
 
 @lru_cache(maxsize=REMEMBERED)
 def negated(reading: Reading) -> tuple[str, ...]:
     """What a text negates: for each "not", "never", "without" … the next word that carries meaning, by its stem."""
-    if NEGATORS.isdisjoint(reading.words):
-        return ()
-    told = _without_asides(reading.text)
-    words = (*_BEGUN.sub("", " ".join((reading if told == reading.text else read(told)).words)).split(),)
+    words = reading.words
     found = []
     for index, word in enumerate(words):
         if word not in NEGATORS or (word == "not" and index and words[index - 1] == "or"):
@@ -189,7 +200,7 @@ def _inverted(reading: Reading) -> bool:
 
 def negation(a: Reading, b: Reading) -> bool:
     """Whether one denies what the other one asserts."""
-    ours, theirs = negated(a), negated(b)
+    ours, theirs = _denied(a, b), _denied(b, a)
     if bool(ours) != bool(theirs):
         quiet, loud = (b, a) if ours else (a, b)
         return _SOFT.isdisjoint(set(quiet.words) - set(loud.words))
@@ -222,10 +233,10 @@ def opposed(a: Reading, b: Reading) -> bool:
     mine, yours = _stems(a), _stems(b)
     only_mine, only_yours = mine - yours, yours - mine
     table = _antonyms()
-    ours, theirs = ({stem(word) for word in negated(reading)} for reading in (a, b))
     for word in only_mine:
         for other in table.get(word, frozenset()) & only_yours:
-            if (word in ours) == (other in theirs):  # else it is no opposite: who did not pass has failed
+            complements = any({word, other} == set(map(stem, pair)) for pair in _COMPLEMENTS)
+            if not (complements and ("not" in a.words) != ("not" in b.words)):
                 return True
     texts = [" ".join(reading.words) for reading in (a, b)]
     for phrase, other in _PHRASES:

@@ -44,7 +44,8 @@ _MEASURES: dict[str, tuple[str, float]] = {
         "power": "mw milliwatt=0.001 w watt=1 kw kilowatt=1e3 megawatt=1e6 hp=745.7",
         "voltage": "mv millivolt=0.001 v volt=1 kv kilovolt=1e3",
         "current": "ma milliamp=0.001 amp ampere=1",
-        "speed": "kmh=1 mph=1.609344",
+        "kmh": "kmh=1",
+        "mph": "mph=1",
         "spoons": "tsp teaspoon=1 tbsp tablespoon=3",
         "frequency": "hz hertz=1 khz=1e3 mhz=1e6 ghz=1e9",
         "energy": "kcal kilocalorie=1000 kj kilojoule=239.005736",
@@ -211,7 +212,7 @@ class _Scanner:
         if word in _PARTS:
             return bool(following) and (following[0] in ("a", "an", "of") or self._is_unit(following))
         if word == "one":
-            follows = following[:1] and following[0] in _FRACTIONS
+            follows = following[:1] and following[0] in _FRACTIONS and following[1:] == ["of"]
             follows = follows or self._starts_number(self._at + 1) or self._half_follows(self._at + 1)
             return follows or self._is_unit(following)
         if word == "two" and self._words and self._words[-1].lower() in ("the", "these", "those", "into", "in"):
@@ -268,6 +269,8 @@ class _Scanner:
             return
         before = self._tokens[begin - 1] if begin else None
         stuck = before is not None and before.lastgroup == "word" and before.end() == self._tokens[begin].start()
+        if stuck and begin > 1 and before is not None and before[0] in "x×":
+            stuck = self._tokens[begin - 2].lastgroup != "number"  # 4x6 inch
         if not stuck or self._last_end == begin:  # the 8 of utf8mb4 is no amount, the 30 of 1h30min is
             measure = measure or self._measure()
         if measure is None and self._raw:
@@ -295,7 +298,7 @@ class _Scanner:
                 break
             self._at += 1
         value = number.value()
-        if first in _FRACTIONS and self._words and self._words[-1].lower() == "a" and self._next("of"):
+        if first in _FRACTIONS and self._words and self._words[-1].lower() in ("a", "an") and self._next("of"):
             ahead = self._peek(1)
             if ahead is None or ahead[0].lower() not in _MONTHS:  # the party on a fourth of July
                 return 1 / value
@@ -360,9 +363,9 @@ class _Scanner:
         below = self._peek(skip)
         name = below[0].lower() if below is not None else ""
         whole = _FRACTIONS.get(name.removesuffix("s"), 0)
-        if not 0 < value < whole or name.endswith("s") != (value > 1):
+        if not 0 < value < whole or name.endswith("s") != (value > 1) or (whole == 4 and value != 3):
             return None
-        if whole == 4:
+        if value == 1 or whole == 4 or self._tokens[self._at - 1].lastgroup == "number":  # one third-party app
             ahead, last = self._peek(skip + 1), self._words[-1].lower() if self._words else ""
             if ahead is None or ahead[0].lower() != "of" or last in ("last", "past", "next", "first", "these"):
                 return None
@@ -476,7 +479,7 @@ def unit_word(word: str) -> str:
     return next(name for name, measure in reversed(list(_MEASURES.items())) if measure == _MEASURES[singular])
 
 
-_MORE_UNITS = frozenset("tsp teaspoon tbsp tablespoon cup hectare acre stone pint ounce oz knot mph kmh kelvin".split())
+_MORE_UNITS = frozenset("cup hectare acre stone pint knot kelvin".split())
 
 
 def is_unit(word: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import pairwise
 
 from policies.similarity.polarity import NEGATORS
 from policies.similarity.text import EMPTY, REMEMBERED, Reading, meaning
@@ -24,7 +25,14 @@ _PERSONS = {
 }
 _JOINING = frozenset("and or vs versus".split())
 _SYMMETRIC = frozenset("difference differences differ vs versus compare compared comparison between or".split())
-_MUTUAL = re.compile(r"how far (?:is|are|away) |(?:is|are) .+ the same (?:thing )?as ")
+_MUTUAL = re.compile(
+    r"how far (?:is|are) (?:it from )?(?:the )?\w+(?: \w+)? (?:from|to) (?:the )?\w+(?: \w+)?"
+    r"|(?:is|are) (?:an? |the )?\w+(?: \w+)? the same (?:thing )?as (?:an? |the )?\w+(?: \w+)?"
+)
+"""It is as far from A to B as from B to A."""
+_IRREGULAR = frozenset(
+    "built bought caught kept lost paid sent sold spent taught won written spoken broken drawn".split()
+)
 _BEING = frozenset("is are was were be been being".split())
 _LIGHT = frozenset("differ difference compare comparison between first also only".split())
 
@@ -65,8 +73,8 @@ def exchanged(a: Reading, b: Reading) -> bool:
     counted, others = _numbers(ours), _numbers(theirs)
     if alike and counted != others and sorted(counted) == sorted(others):
         return True  # 3 eggs and 7 apples, 7 eggs and 3 apples
-    if all(_MUTUAL.match(" ".join(reading.words)) for reading in (a, b)):
-        return False  # it is as far from A to B as from B to A
+    if all(_MUTUAL.fullmatch(" ".join(reading.words)) for reading in (a, b)):
+        return False
     mine, yours = dict(reversed(ours)), dict(reversed(theirs))
     if any({mine[word], yours.get(word, "")} == {"to", "from"} for word in mine):
         return True
@@ -74,6 +82,9 @@ def exchanged(a: Reading, b: Reading) -> bool:
     if len(shared) < 2:
         return False
     moved = [word for word in shared if mine[word] != yours[word]]
+    roles = set(mine.values()) & set(yours.values()) - {""}
+    if alike and any({mine[word], yours[word]} <= roles for word in moved):
+        return True  # "for A and B from C", "for A from B and C"
     for x in moved:
         for y in moved:
             if mine[x] == yours[y] and mine[y] == yours[x] and mine[x] != mine[y]:
@@ -100,11 +111,13 @@ def _inverted(a: Reading, b: Reading, shared: list[str], mine: dict[str, str], y
 
 def _participle(reading: Reading) -> str:
     """The verb of a passive: what was done. Empty if there is none."""
-    words = iter(reading.words)
-    for word in words:
-        if word in _BEING:
-            done = (meaning(other) for other in words if other.endswith(("ed", "en", "lt", "ld", "nt", "pt", "id")))
-            return next(done, "")
+    words = reading.words
+    if any(word.endswith("ing") for word in words):
+        return ""  # "who is funding it" is no passive
+    place = next((place for place, word in enumerate(words) if word in _BEING), len(words))
+    for before, word in pairwise(words[place:]):
+        if (word.endswith("ed") or word in _IRREGULAR) and before not in _ARTICLES:
+            return meaning(word)
     return ""
 
 

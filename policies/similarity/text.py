@@ -53,11 +53,11 @@ _CONTRACTIONS = [
         (r"\bwi-fi\b", "wifi"),
         (r"(?:°|\bdeg(?:ree)?s?) ?(?:c|celsius|centigrade)\b|\bcentigrade\b", " celsius"),
         (r"(?:°|\bdeg(?:ree)?s?) ?(?:f|fahrenheit)\b", " fahrenheit"),
-        (r"\b(?:km|kilomet(?:er|re)s?) ?(?:/|per|an) ?(?:h|hr|hour)\b|\bkm?ph\b", "kmh"),
-        (r"\bmiles? (?:per|an) hour\b", "mph"),
-        (r"\b(?:pounds|lbs?) per square inch\b", "psi"),
-        (r"\bmiles per gallon\b", "mpg"),
-        (r"\b([kmg])(?-i:b)ps\b", r"\1bit/s"),
+        (r"(?<![^\W\d_])(?:km|kilomet(?:er|re)s?) ?(?:/|per|an) ?(?:h|hr|hour)\b|(?<![^\W\d_])km?ph\b", "kmh"),
+        (r"(?<![^\W\d_])miles? (?:per|an) hour\b", "mph"),
+        (r"(?<![^\W\d_])(?:pounds|lbs?) per square inch\b", "psi"),
+        (r"(?<![^\W\d_])miles per gallon\b", "mpg"),
+        (r"(?<![^\W\d_])([kmg])(?-i:b)ps\b", r"\1bit/s"),
         (r"\bper cent\b", "percent"),
         (r"\bk8s\b", "kubernetes"),
         (r"\b401 ?\(k\)", "401k"),
@@ -161,9 +161,7 @@ def read(text: str) -> Reading:
     plain = normal(text)
     quoted = tuple(next(filter(None, match.groups())) for match in _QUOTED.finditer(plain))
     code = frozenset(match[0] for match in (*_CODE.finditer(plain), *_URL.finditer(plain)))
-    spread = _without_accents(plain)
-    for pattern, replacement in _CONTRACTIONS:
-        spread = pattern.sub(replacement, spread)
+    spread = spelled_out(plain)
     scanned = scan(spread)
     words = _lower(scanned.words)
     capital = {word.lower() for word in scanned.words[1:] if word != word.lower()}
@@ -199,6 +197,14 @@ def read(text: str) -> Reading:
         capitals=frozenset(capital),
         english=english,
     )
+
+
+def spelled_out(plain: str) -> str:
+    """A `normal` text with its contractions spelled out, and its units in one way."""
+    spread = _without_accents(plain)
+    for pattern, replacement in _CONTRACTIONS:
+        spread = pattern.sub(replacement, spread)
+    return spread
 
 
 def _telling_capitals(words: tuple[str, ...]) -> frozenset[str]:

@@ -27,7 +27,6 @@ _CALENDAR = {
     "sept": "september",
     "annually": "yearly",
     "annual": "yearly",
-    "tonight": "evening",
 }
 _WEEKEND = frozenset(("saturday", "sunday"))
 _MY, _YOUR = frozenset("my mine our ours".split()), frozenset("your yours".split())
@@ -89,17 +88,15 @@ def clashing_numbers(a: Reading, b: Reading) -> bool:
 
 
 def _equal(one: str, other: str) -> bool:
-    """Whether two quantities may be one, told with its unit and without: 50 % as a half, ten years as "aged ten"."""
+    """Whether two quantities may be one, told with its unit and without; 50 % is a half."""
     if one == other:
         return True
     (kind, _, value), (number, _, told) = sorted(
         (one.partition(":"), other.partition(":")), key=lambda part: part[0] == "n"
     )
-    if number != "n" or kind == "n":
+    if number != "n" or kind in ("n", "months"):  # "3 years old" is told without its unit, "3 months" is not
         return False
-    if kind == "percent":
-        return told == f"{float(value) / 100:.9g}"
-    return told == value or (kind == "months" and told == f"{float(value) / 12:.9g}")
+    return told == (f"{float(value) / 100:.9g}" if kind == "percent" and float(value) < 100 else value)
 
 
 def other_verbatim(a: Reading, b: Reading) -> bool:
@@ -118,6 +115,9 @@ def other_calendar(a: Reading, b: Reading) -> bool:
     """Whether they name other days, months or seasons."""
     ours, theirs = ({_CALENDAR[word] for word in reading.words if word in _CALENDAR} for reading in (a, b))
     for days, others in ((ours, theirs), (theirs, ours)):
+        if "tonight" in days:
+            days.remove("tonight")
+            days |= {"today", "evening"}
         if "weekend" in days and others >= _WEEKEND:
             days |= _WEEKEND
     return bool(ours - theirs and theirs - ours)
