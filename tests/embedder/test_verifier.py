@@ -6,7 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy
+import onnx
 import pytest
+from onnx import numpy_helper
 from transformers import BertConfig, BertForSequenceClassification
 
 from embedder.contract import EncoderNotFound, package_folder
@@ -47,6 +50,14 @@ def test_order_and_company_do_not_matter(shipped: Verifier) -> None:
         assert shipped.score(a, b) == pytest.approx(shipped.score(b, a), abs=1e-4)
     again = ShippedVerifier(SHIPPED, threads=2)
     assert again.score(*SAME[0]) == pytest.approx(shipped.score(*SAME[0]), abs=1e-3)
+
+
+def test_its_weights_leave_room_for_the_sums_of_any_cpu() -> None:
+    """A CPU without VNNI adds two products of an unsigned and a signed byte in 16 bits: with weights of eight bits that
+    overflows, and its scores would not be those that were calibrated."""
+    weights = [numpy_helper.to_array(item) for item in onnx.load(SHIPPED / "verifier.onnx").graph.initializer]
+    signed = [item for item in weights if item.dtype == numpy.int8 and item.ndim == 2]
+    assert len(signed) > 30 and max(int(abs(item.astype(int)).max()) for item in signed) <= 64
 
 
 def test_what_it_cannot_read_whole_it_does_not_judge(shipped: Verifier) -> None:
