@@ -269,7 +269,7 @@ class _Scanner:
             return
         before = self._tokens[begin - 1] if begin else None
         stuck = before is not None and before.lastgroup == "word" and before.end() == self._tokens[begin].start()
-        if stuck and begin > 1 and before is not None and before[0] in "x×":
+        if stuck and begin > 1 and before is not None and before[0].lower() == "x":
             stuck = self._tokens[begin - 2].lastgroup != "number"  # 4x6 inch
         if not stuck or self._last_end == begin:  # the 8 of utf8mb4 is no amount, the 30 of 1h30min is
             measure = measure or self._measure()
@@ -479,7 +479,7 @@ def unit_word(word: str) -> str:
     return next(name for name, measure in reversed(list(_MEASURES.items())) if measure == _MEASURES[singular])
 
 
-_MORE_UNITS = frozenset("cup hectare acre stone pint knot kelvin".split())
+_MORE_UNITS = frozenset("cup hectare acre stone pint oz knot kelvin".split())
 
 
 def is_unit(word: str) -> bool:

@@ -425,6 +425,7 @@ NOT_FORMS = [
     ("Is 100% juice healthy?", "Is 1 juice healthy?", "numbers"),
     ("Which charities are UN registered?", "Which charities are unregistered?", "negation"),
     ("2x5mg melatonin", "2x5g melatonin", "numbers"),
+    ("How many oz are in it?", "How many kg are in it?", "units"),
     ("Is my card not working?", "Is my card working?", "negation"),
     ("Can I train with weights?", "Can I train with no weights?", "antonym"),
     ("Did I pass the exam?", "Did I fail the exam?", "antonym"),
