@@ -36,6 +36,12 @@ def test_too_little_evidence_proves_nothing() -> None:
     assert risk.tested_limit([], 0.01) == NEVER
 
 
+def test_one_wrong_pair_among_the_very_first_does_not_end_it() -> None:
+    seen = [Seen(float(2000 - place), place != 3) for place in range(2000)]
+    assert risk.tested_limit(seen, 0.01) <= 1.0, "one of two thousand is wrong"
+    assert risk.tested_limit(seen[:1000], 0.01) == NEVER, "the second beginning is at 1,200"
+
+
 def test_a_limit_is_proven_with_the_stated_confidence() -> None:
     """Of many calibration sets drawn anew, no more than one in twenty may give a limit over which too much is wrong."""
     chance, failures, served = random.Random(5), 0, 0.0
