@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -112,8 +113,13 @@ def told(gateway: Gateway, upstream: FakeServer) -> dict[str, float]:
     """The series after everything has happened once."""
     key = {"authorization": "Bearer hunter2"}
     upstream.app.script, upstream.app.scripts = Script(), []
-    for question in ("How do I reset my password?", "How do I reset my password?", "how do i reset my password"):
-        assert gateway.chat(question, key, temperature=0).status_code == 200
+    for _ in range(2):
+        assert gateway.chat("How do I reset my password?", key, temperature=0).status_code == 200
+    # The first question of a gateway is found by others once the encoder has been loaded.
+    wordings = (f"how do i reset my password{'?' * number}" for number in count(2))
+    assert eventually(
+        lambda: gateway.chat(next(wordings), key, temperature=0).headers["x-hitherto-cache"] == "semantic"
+    )
     upstream.app.scripts = [Script(status=500), Script(status=500)]
     gateway.chat("it fails", key, temperature=0)
     upstream.app.scripts = [Script(delay=0.6)]
