@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from policies.similarity import form, polarity, roles, wording
 from policies.similarity.quantities import scan
-from policies.similarity.text import Reading, fold, normal, read, spelled_out
+from policies.similarity.text import Reading, fold, in_one_unit, normal, read
 
 LONGEST = 4_000
 """Longer texts (in characters) are the same only letter by letter."""
@@ -88,7 +88,7 @@ def answer_tells(question: str, other: str, answer: str) -> bool:
     if len(answer) > 4 * LONGEST:
         return True  # it says so much that it may well say that
     plain, told = normal(answer), fold(answer)
-    return bool(numbers and numbers & set(scan(spelled_out(plain)).quantities)) or any(
+    return bool(numbers and numbers & set(scan(in_one_unit(plain)).quantities)) or any(
         fold(word) in told for word in missing
     )
 

@@ -51,6 +51,16 @@ _CONTRACTIONS = [
         (r"(?<=\w)'s\b|(?<=s)'(?!\w)", ""),
         (r"\b(?:e-mail|e mail)", "email"),
         (r"\bwi-fi\b", "wifi"),
+        (r"\bun-?install", "uninstall"),
+        (r"\b(?:the )?(?:names?|terms?|words?|phrases?|concepts?) (?:of|for)\b|\bthe (?:word|term|phrase)\b", " "),
+        (r"\b(?:kind|type|sort)s? of\b|\bin advance\b|\bthe (?:reason|purpose) (?:of|for|why)\b", " "),
+        (r"\bwhat (?:year|time) (?:is|was|does|do|did|will)\b", "when"),
+        (r"(?-i:\bUS\b)|\bU\.S\.(?:A\.)?", "usa"),
+    )
+]
+_UNITS = [
+    (re.compile(pattern, re.IGNORECASE), replacement)
+    for pattern, replacement in (
         (r"(?:°|\bdeg(?:ree)?s?) ?(?:c|celsius|centigrade)\b|\bcentigrade\b", " celsius"),
         (r"(?:°|\bdeg(?:ree)?s?) ?(?:f|fahrenheit)\b", " fahrenheit"),
         (r"(?<![^\W\d_])(?:km|kilomet(?:er|re)s?) ?(?:/|per|an) ?(?:h|hr|hour)\b|(?<![^\W\d_])km?ph\b", "kmh"),
@@ -61,13 +71,9 @@ _CONTRACTIONS = [
         (r"\bper cent\b", "percent"),
         (r"\bk8s\b", "kubernetes"),
         (r"\b401 ?\(k\)", "401k"),
-        (r"\bun-?install", "uninstall"),
-        (r"\b(?:the )?(?:names?|terms?|words?|phrases?|concepts?) (?:of|for)\b|\bthe (?:word|term|phrase)\b", " "),
-        (r"\b(?:kind|type|sort)s? of\b|\bin advance\b|\bthe (?:reason|purpose) (?:of|for|why)\b", " "),
-        (r"\bwhat (?:year|time) (?:is|was|does|do|did|will)\b", "when"),
-        (r"(?-i:\bUS\b)|\bU\.S\.(?:A\.)?", "usa"),
     )
 ]
+"""One way to write a unit."""
 _ACRONYMS = frozenset("AND OR NOT WHO IT NOW CAN ME AM PM".split())
 _NUMBERED = frozenset("type class phase stage war act part grade level tier volume chapter section".split())
 _SUFFIXES = ("ment", "er", "or", "ee", "ful", "less", "ive", "ist", "ism", "ship", "hood")
@@ -161,7 +167,10 @@ def read(text: str) -> Reading:
     plain = normal(text)
     quoted = tuple(next(filter(None, match.groups())) for match in _QUOTED.finditer(plain))
     code = frozenset(match[0] for match in (*_CODE.finditer(plain), *_URL.finditer(plain)))
-    spread = spelled_out(plain)
+    spread = _without_accents(plain)
+    for pattern, replacement in _CONTRACTIONS:
+        spread = pattern.sub(replacement, spread)
+    spread = in_one_unit(spread)
     scanned = scan(spread)
     words = _lower(scanned.words)
     capital = {word.lower() for word in scanned.words[1:] if word != word.lower()}
@@ -199,12 +208,11 @@ def read(text: str) -> Reading:
     )
 
 
-def spelled_out(plain: str) -> str:
-    """A `normal` text with its contractions spelled out, and its units in one way."""
-    spread = _without_accents(plain)
-    for pattern, replacement in _CONTRACTIONS:
-        spread = pattern.sub(replacement, spread)
-    return spread
+def in_one_unit(text: str) -> str:
+    """A `normal` text with its units written in one way."""
+    for pattern, replacement in _UNITS:
+        text = pattern.sub(replacement, text)
+    return text
 
 
 def _telling_capitals(words: tuple[str, ...]) -> frozenset[str]:
