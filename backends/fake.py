@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
@@ -29,6 +31,8 @@ class Script:
     status: int = 200
     delay: float = 0.0
     """Seconds before the head."""
+    until: Callable[[], bool] | None = None
+    """The head waits for this to come true, too: 20 s at most. For what must be under way at once, however slowly."""
     chunk_delay: float = 0.0
     """Seconds between the pieces of a stream."""
     cut_after: int | None = None
@@ -94,6 +98,11 @@ class FakeUpstream:
         seen.gone = not seen.finished
 
     async def _answer(self, script: Script, seen: Seen, send: asgi.Send) -> None:
+        if script.until is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(20):
+                    while not script.until():
+                        await asyncio.sleep(0.01)
         if script.delay:
             await asyncio.sleep(script.delay)
         extra = [(name.encode(), value.encode()) for name, value in script.headers]

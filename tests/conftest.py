@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,7 +20,7 @@ import pytest
 os.environ.setdefault("GOMP_SPINCOUNT", "2500")  # as the engine process does; read by OpenMP when torch is loaded
 
 from backends.engine.models import resolve
-from backends.fake import FakeServer
+from backends.fake import FakeServer, Script
 from gateway.config import DEFAULT_MODEL, Settings
 
 ROOT = Path(__file__).parents[1]
@@ -119,3 +121,9 @@ def eventually(condition: object, seconds: float = 10.0) -> bool:
             return True
         time.sleep(0.02)
     return bool(condition())  # type: ignore[operator]
+
+
+def held(**fields: Any) -> tuple[Script, threading.Event]:
+    """A script whose heads wait until the event is set, so that what must be under way at once is, on any machine."""
+    go = threading.Event()
+    return Script(until=go.is_set, **fields), go

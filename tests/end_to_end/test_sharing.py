@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -13,10 +13,12 @@ import orjson
 import pytest
 
 from backends.fake import FakeServer, Script
-from tests.conftest import Gateway, eventually
+from tests.conftest import Gateway, eventually, held
 
 KEY = {"authorization": "Bearer sk-client"}
 NUMBERS = itertools.count()
+SENT: list[str] = []
+"""A word for each request of this test that has left for the gateway."""
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +32,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, upstream: FakeServer) -> I
 @pytest.fixture
 def gateway(running: Gateway, upstream: FakeServer) -> Gateway:
     upstream.app.script, upstream.app.scripts, upstream.app.seen = Script(), [], []
+    SENT.clear()
     return running
 
 
@@ -40,8 +43,31 @@ def body(text: str, **fields: Any) -> dict[str, Any]:
 async def many(gateway: Gateway, bodies: list[dict[str, Any]], headers: dict[str, str] = KEY) -> list[httpx.Response]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=gateway.url, timeout=60, trust_env=False, limits=limits) as client:
-        asked = [client.post("/v1/chat/completions", json=item, headers=headers) for item in bodies]
+        asked = [
+            client.post("/v1/chat/completions", json=item, headers=headers, extensions={"trace": _sent})
+            for item in bodies
+        ]
         return list(await asyncio.gather(*asked))
+
+
+async def _sent(event: str, info: object) -> None:
+    if event == "http11.send_request_body.complete":
+        SENT.append(event)
+
+
+async def true(condition: Callable[[], object]) -> None:
+    """It comes true, while the loop goes on."""
+    assert await asyncio.to_thread(eventually, condition, 20)
+
+
+async def arrived(gateway: Gateway, number: int) -> None:
+    """All of so many requests are with the gateway, and it has had the time to look each up: it has answered others
+    that came later."""
+    await true(lambda: len(SENT) >= number)
+    for _ in range(2):
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=20, trust_env=False) as client:
+            assert (await client.get("/health")).status_code == 200
+        await asyncio.sleep(0.1)
 
 
 def text_of(reply: httpx.Response) -> str:
@@ -56,9 +82,12 @@ def text_of(reply: httpx.Response) -> str:
 async def test_fifty_identical_cold_requests_are_one_upstream_call(
     gateway: Gateway, upstream: FakeServer, stream: bool
 ) -> None:
-    upstream.app.script = Script(text="a shared answer of several words", delay=0.5, chunk_delay=0.02)
+    upstream.app.script, go = held(text="a shared answer of several words", chunk_delay=0.02)
     question = f"question {next(NUMBERS)}"
-    replies = await many(gateway, [body(question, stream=stream)] * 50)
+    asking = asyncio.create_task(many(gateway, [body(question, stream=stream)] * 50))
+    await arrived(gateway, 50)
+    go.set()
+    replies = await asking
     assert len(upstream.app.seen) == 1
     assert {text_of(reply) for reply in replies} == {"a shared answer of several words"}
     collapsed = [reply for reply in replies if "collapsed" in reply.headers["cache-status"]]
@@ -70,15 +99,17 @@ async def test_fifty_identical_cold_requests_are_one_upstream_call(
 async def test_json_and_streams_of_one_question_are_one_upstream_call(
     gateway: Gateway, upstream: FakeServer, first_streams: bool
 ) -> None:
-    upstream.app.script = Script(text="one answer in two shapes", delay=0.4, chunk_delay=0.02)
+    upstream.app.script, go = held(text="one answer in two shapes", chunk_delay=0.02)
     question = f"question {next(NUMBERS)}"
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     whole, streamed = body(question), body(question, **usage)
     first, second = (streamed, whole) if first_streams else (whole, streamed)
     leading = asyncio.create_task(many(gateway, [first] * 3))
-    await asyncio.sleep(0.2)
-    following = await many(gateway, [second] * 5 + [first] * 2)
-    replies = [*await leading, *following]
+    await true(lambda: upstream.app.seen)
+    following = asyncio.create_task(many(gateway, [second] * 5 + [first] * 2))
+    await arrived(gateway, 10)
+    go.set()
+    replies = [*await leading, *await following]
     assert len(upstream.app.seen) == 1
     assert {text_of(reply) for reply in replies} == {"one answer in two shapes"}
     for reply in replies:
@@ -87,57 +118,70 @@ async def test_json_and_streams_of_one_question_are_one_upstream_call(
 
 
 async def test_who_waits_for_another_shape_in_vain_asks_for_itself(gateway: Gateway, upstream: FakeServer) -> None:
-    upstream.app.scripts = [Script(text="cut", finish="length", delay=0.3), Script(text="whole")]
+    cut, go = held(text="cut", finish="length")
+    upstream.app.scripts = [cut, Script(text="whole")]
     question = f"question {next(NUMBERS)}"
     leading = asyncio.create_task(many(gateway, [body(question)]))
-    await asyncio.sleep(0.1)
-    (reply,) = await many(gateway, [body(question, stream=True)])
+    await true(lambda: upstream.app.seen)
+    waiting = asyncio.create_task(many(gateway, [body(question, stream=True)]))
+    await arrived(gateway, 2)
+    go.set()
+    (reply,) = await waiting
     assert text_of(reply) == "whole" and text_of((await leading)[0]) == "cut"
     # A stream that does not tell its usage is of no use to somebody who must have it, so nobody waits for it.
-    upstream.app.scripts = [Script(delay=0.2, chunk_delay=0.3), Script(text="at once")]
+    slow, go = held()
+    upstream.app.scripts = [slow, Script(text="at once")]
     question = f"question {next(NUMBERS)}"
     leading = asyncio.create_task(many(gateway, [body(question, stream=True)]))
-    await asyncio.sleep(0.1)
+    await true(lambda: len(upstream.app.seen) == 3)
     (reply,) = await many(gateway, [body(question)])
     assert text_of(reply) == "at once" and not leading.done()
+    go.set()
     await leading
 
 
 async def test_different_questions_tenants_and_models_share_nothing(gateway: Gateway, upstream: FakeServer) -> None:
-    upstream.app.script = Script(delay=0.3)
+    upstream.app.script, go = held()
     question = f"question {next(NUMBERS)}"
-    groups = await asyncio.gather(
+    asking = asyncio.gather(
         many(gateway, [body(question)] * 2),
         many(gateway, [body(question, model="other")] * 2),
         many(gateway, [body(question + "?")] * 2),
         many(gateway, [body(question)] * 2, {"authorization": "Bearer sk-other"}),
         many(gateway, [body(question)] * 2, {**KEY, "cache-control": "no-cache"}),
     )
+    await arrived(gateway, 10)
+    go.set()
+    groups = await asking
     assert all(reply.status_code == 200 for group in groups for reply in group)
     assert len(upstream.app.seen) == 4 + 2, "no-cache asks for an answer of its own"
 
 
 async def test_the_first_client_may_leave(gateway: Gateway, upstream: FakeServer) -> None:
-    upstream.app.script = Script(text="still here", delay=0.2, chunk_delay=0.2)
+    upstream.app.script = Script(text="still here", chunk_delay=1.0)
+    before = gateway.metric("hitherto_flights_total", role="follower")
     asked = body(f"question {next(NUMBERS)}", stream=True)
     async with httpx.AsyncClient(base_url=gateway.url, timeout=30, trust_env=False) as client:
         async with client.stream("POST", "/v1/chat/completions", json=asked, headers=KEY) as first:
             assert first.status_code == 200
             others = asyncio.create_task(many(gateway, [asked] * 5))
-            await asyncio.sleep(0.15)
+            await arrived(gateway, 5)
+            await true(lambda: gateway.metric("hitherto_flights_total", role="follower") == before + 5)
         replies = await others
     assert [text_of(reply) for reply in replies] == ["still here"] * 5 and len(upstream.app.seen) == 1
     assert not upstream.app.seen[0].gone
 
 
 async def test_the_first_client_may_leave_before_there_is_a_head(gateway: Gateway, upstream: FakeServer) -> None:
-    upstream.app.script = Script(text="worth the wait", delay=0.6)
+    upstream.app.script, go = held(text="worth the wait")
     asked = body(f"question {next(NUMBERS)}")
     first = asyncio.create_task(many(gateway, [asked]))
-    await asyncio.sleep(0.15)
+    await true(lambda: upstream.app.seen)
     others = asyncio.create_task(many(gateway, [asked] * 5))
-    await asyncio.sleep(0.15)
+    await arrived(gateway, 6)
     first.cancel()
+    await asyncio.sleep(0.1)
+    go.set()
     replies = await others
     assert [text_of(reply) for reply in replies] == ["worth the wait"] * 5 and len(upstream.app.seen) == 1
 
@@ -150,10 +194,11 @@ async def test_a_refusal_is_only_for_whoever_was_refused(gateway: Gateway, upstr
 
 
 async def test_when_all_clients_leave_the_upstream_is_told(gateway: Gateway, upstream: FakeServer) -> None:
-    upstream.app.script = Script(text="nobody wants this", chunk_delay=0.5)
+    upstream.app.script = Script(text="nobody wants this", endless=True, chunk_delay=0.5)
     asked = body(f"question {next(NUMBERS)}", stream=True)
     tasks = [asyncio.create_task(many(gateway, [asked])) for _ in range(3)]
-    await asyncio.sleep(0.4)
+    await arrived(gateway, 3)
+    await true(lambda: upstream.app.seen)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -161,12 +206,19 @@ async def test_when_all_clients_leave_the_upstream_is_told(gateway: Gateway, ups
 
 
 async def test_a_failing_upstream_is_asked_twice_and_not_by_everybody(gateway: Gateway, upstream: FakeServer) -> None:
-    upstream.app.script = Script(status=503, delay=0.2)
-    replies = await many(gateway, [body(f"question {next(NUMBERS)}")] * 40)
+    upstream.app.script, go = held(status=503, delay=0.2)
+    asking = asyncio.create_task(many(gateway, [body(f"question {next(NUMBERS)}")] * 40))
+    await arrived(gateway, 40)
+    go.set()
+    replies = await asking
     assert {reply.status_code for reply in replies} == {503} and len(upstream.app.seen) == 2
     upstream.app.seen.clear()
-    upstream.app.scripts, upstream.app.script = [Script(status=500, delay=0.2)], Script(text="second try", delay=0.2)
-    replies = await many(gateway, [body(f"question {next(NUMBERS)}")] * 40)
+    broken, go = held(status=500)
+    upstream.app.scripts, upstream.app.script = [broken], Script(text="second try", delay=0.2)
+    asking = asyncio.create_task(many(gateway, [body(f"question {next(NUMBERS)}")] * 40))
+    await arrived(gateway, 80)
+    go.set()
+    replies = await asking
     assert sorted(reply.status_code for reply in replies) == [200] * 39 + [500] and len(upstream.app.seen) == 2
 
 

@@ -226,7 +226,7 @@ def test_embeddings_are_each_tenants_own_and_hits_cost_nothing(gateway: Gateway)
 def test_a_crowd_does_not_pass_the_budget_of_the_dear_model(gateway: Gateway, upstream: FakeServer) -> None:
     """Each may cost 0.0004: after three of them the budget of 0.001 is held."""
     ask(gateway, "crowd", "the first of the day", model="m", max_tokens=1)
-    upstream.app.script = Script(delay=0.5)
+    upstream.app.script = Script(until=lambda: len(upstream.app.seen) == 13)
     with ThreadPoolExecutor(12) as pool:
         replies = list(pool.map(lambda number: ask(gateway, "crowd", f"q {number}", max_tokens=40), range(12)))
     assert [reply.status_code for reply in replies] == [200] * 12, "the cheaper model need not stand in its list"
