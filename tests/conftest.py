@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import hypothesis
 import pytest
 
 os.environ.setdefault("GOMP_SPINCOUNT", "2500")  # as the engine process does; read by OpenMP when torch is loaded
@@ -24,6 +25,11 @@ from backends.fake import FakeServer, Script
 from gateway.config import DEFAULT_MODEL, Settings
 
 ROOT = Path(__file__).parents[1]
+READY = "hitherto is ready"
+hypothesis.settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("unhurried")  # a machine that stalls is no fault of what is tested
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +54,7 @@ def tenant_file(folder: Path, tenant: str, key: str, more: str = "") -> None:
 class Gateway:
     """`hitherto serve` as a process of its own."""
 
-    def __init__(self, folder: Path, config: str | None, *arguments: str, ready: float = 120.0) -> None:
+    def __init__(self, folder: Path, config: str | None, *arguments: str, until: str = READY) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.log_path = folder / "log"
@@ -61,26 +67,32 @@ class Gateway:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(command, stderr=log, stdout=log, cwd=folder, env=environment)
-        self.url = self._wait(ready)
+        self.url = self._wait(until)
         self.client = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
 
     @property
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
-    def _wait(self, seconds: float) -> str:
+    def _wait(self, until: str, seconds: float = 120.0) -> str:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise RuntimeError(f"the gateway ended with code {self.process.returncode}:\n{self.log}")
-            if "hitherto is ready" in self.log:
-                return next(line.split()[-1] for line in self.log.splitlines() if "base URL" in line).removesuffix(
-                    "/v1"
-                )
+            if until in self.log:
+                return next(
+                    (line.split()[-1] for line in self.log.splitlines() if "base URL" in line), ""
+                ).removesuffix("/v1")
             time.sleep(0.05)
         self.process.kill()
         self.process.wait()
-        raise TimeoutError(f"the gateway is not ready after {seconds} s:\n{self.log}")
+        raise TimeoutError(f"the gateway has not said {until!r} within {seconds} s:\n{self.log}")
+
+    def catch_up(self) -> None:
+        """Wait until it has dealt with what it was sent before, as far as it can: it has answered others since."""
+        for _ in range(2):
+            assert httpx.get(f"{self.url}/health", timeout=20, trust_env=False).status_code == 200
+            time.sleep(0.1)
 
     def chat(
         self, content: object = "Hello", headers: dict[str, str] | None = None, **fields: object

@@ -12,6 +12,7 @@ from backends.engine.tiers.contract import Tier
 from backends.engine.tiers.disk import DiskTier
 from backends.engine.tiers.ram import RamTier
 from backends.engine.tiers.redis import RedisTier
+from tests.conftest import eventually
 from tests.servers import RedisServer
 
 LIMIT = 1000
@@ -50,7 +51,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
         if request.param == "disk":
             return DiskTier(tmp_path / "kv", limit, ttl, clock)
         server: RedisServer = request.getfixturevalue("redis_server")
-        return RedisTier(server.url, limit, ttl, prefix=f"{request.node.name}:", clock=clock)
+        return RedisTier(server.url, limit, ttl, prefix=f"{request.node.name}:", timeout=10, clock=clock)
 
     build.clock = clock  # type: ignore[attr-defined]
     return build
@@ -132,12 +133,10 @@ def test_old_blocks_are_gone(make: Make) -> None:
 
 
 def test_redis_expires_blocks(redis_server: RedisServer) -> None:
-    import time
 
-    tier = RedisTier(redis_server.url, LIMIT, 0.05, prefix="expiry:")
+    tier = RedisTier(redis_server.url, LIMIT, 0.05, prefix="expiry:", timeout=10)
     tier.put(key(1), b"x")
-    time.sleep(0.1)
-    assert tier.has([key(1)]) == 0 and tier.get([key(1)]) == [None]
+    assert eventually(lambda: tier.has([key(1)]) == 0) and tier.get([key(1)]) == [None]
 
 
 @pytest.mark.parametrize("make", ["disk", "redis"], indirect=True)
@@ -172,13 +171,13 @@ def test_a_redis_that_hangs_or_is_gone_raises_within_its_timeout(tmp_path: Path)
     import time
 
     with RedisServer(tmp_path) as server:
-        tier = RedisTier(server.url, LIMIT, 60.0, timeout=0.2)
+        tier = RedisTier(server.url, LIMIT, 60.0, timeout=2)
         tier.put(key(1), b"x")
         server.pause()
         started = time.monotonic()
         with pytest.raises(Exception, match=r"[Tt]imeout|timed out"):
             tier.get([key(1)])
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 20
         server.resume()
         assert tier.get([key(1)]) == [b"x"]
     with pytest.raises(Exception, match=r"[Cc]onnect|refused|closed"):

@@ -20,7 +20,7 @@ backends: {{up: {{kind: openai, url: "{url}"}}}}
 models: {{m: {{try: [up]}}}}
 cache: {{semantic: false}}
 body_limit: 100KiB
-clients: {{header_bytes: 8KiB, header_time: 700ms, body_time: 700ms, write_time: 1s, connections: 60}}
+clients: {{header_bytes: 8KiB, header_time: 1500ms, body_time: 1500ms, write_time: 1s, connections: 60}}
 redact: {{mask: [emails]}}
 """
 
@@ -63,7 +63,7 @@ def test_headers_that_trickle_in_are_given_up(gateway: Gateway) -> None:
                 break
             time.sleep(0.05)
         assert b"408 Request Timeout" in said(slow)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20
     with connected(gateway) as silent:
         assert b"408" in said(silent), "one that says nothing is closed, too"
 
@@ -76,7 +76,7 @@ def test_a_second_request_on_a_connection_has_its_own_time(gateway: Gateway) -> 
             while b'"ok"' not in reply:
                 reply += connection.recv(65536)
             assert b"200 OK" in reply
-            time.sleep(1.0)
+            time.sleep(2.0)
         connection.sendall(b"GET /health HTTP/1.1\r\nhost")
         assert b"408" in said(connection)
 
@@ -102,7 +102,7 @@ def test_trailers_are_no_headers(gateway: Gateway, upstream: FakeServer) -> None
 def test_a_second_request_that_comes_too_early_does_not_break_into_an_answer(
     gateway: Gateway, upstream: FakeServer
 ) -> None:
-    upstream.app.script = Script(text="one two three four", chunk_delay=0.4)
+    upstream.app.script = Script(text="one two three four", chunk_delay=0.7)
     body = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "slowly"}]}'
     with connected(gateway) as connection:
         connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body + b"GET /health HTT")
@@ -122,7 +122,7 @@ def test_a_request_that_begins_behind_another_and_stops_is_given_up(gateway: Gat
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" + HEAD + b"content-length: 10\r\n\r\n")
         began = time.monotonic()
         assert b'"ok"' in said(connection)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("size", [9_000, 300_000])
@@ -147,7 +147,7 @@ def test_headers_that_are_too_long_are_refused(gateway: Gateway, size: int) -> N
 def test_a_body_that_stops_coming_is_given_up(gateway: Gateway, upstream: FakeServer) -> None:
     with connected(gateway) as slow:
         slow.sendall(HEAD + b'content-length: 1000\r\n\r\n{"model": "m"')
-        slow.settimeout(5)
+        slow.settimeout(20)
         reply = slow.recv(65536)
         assert b"408" in reply.split(b"\r\n")[0] and b"the request body did not come in time" in reply
     assert upstream.app.seen == []

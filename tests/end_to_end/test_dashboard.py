@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from backends.fake import FakeServer, Script
-from tests.conftest import Gateway, tenant_file
+from tests.conftest import Gateway, eventually, tenant_file
 from tests.tools import tool
 
 CONFIG = """
@@ -30,6 +29,7 @@ prices:
 """
 KEYS = {"acme": "key-of-acme", "globex": "key-of-globex"}
 ADMIN = {"authorization": "Bearer the-admin-key"}
+expect.set_options(timeout=20_000)
 HOSTILE = "<img src=x onerror=document.title='owned'>"
 
 
@@ -49,7 +49,8 @@ def gateway(upstream: FakeServer, tmp_path_factory: pytest.TempPathFactory) -> I
     ask(server, "acme", HOSTILE, model=HOSTILE, user=HOSTILE)
     ask(server, "acme", HOSTILE, temperature=0)
     ask(server, "acme", HOSTILE, temperature=0)
-    time.sleep(0.2)
+    totals = "/dashboard/api/totals"
+    assert eventually(lambda: server.client.get(totals, headers=ADMIN).json()["rows"][0]["requests"] == 18)
     yield server
     server.stop()
 

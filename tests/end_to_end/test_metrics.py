@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
@@ -13,11 +14,11 @@ import pytest
 
 from backends.fake import FakeServer, Script
 from gateway.config import DEFAULT_MODEL
-from tests.conftest import Gateway, eventually
+from tests.conftest import Gateway, eventually, held
 
 CONFIG = """
 tenants: tenants
-cache: {{ttl: 1h}}
+cache: {{ttl: 1h, semantic: {{deadline: 5s, audit: 0}}}}
 backends:
   local: {{kind: engine, model: "{model}", dtype: float32, kv: {{device: 52MiB, disk: {{path: kv, size: 1GiB}}}}}}
   up: {{kind: openai, url: "{url}"}}
@@ -122,14 +123,16 @@ def told(gateway: Gateway, upstream: FakeServer) -> dict[str, float]:
     )
     upstream.app.scripts = [Script(status=500), Script(status=500)]
     gateway.chat("it fails", key, temperature=0)
-    upstream.app.scripts = [Script(delay=0.6)]
+    slow, go = held()
+    upstream.app.scripts = [slow]
     address = f"{gateway.url}/v1/chat/completions"
     body = {"model": "m", "temperature": 0, "messages": [{"role": "user", "content": "together"}]}
-    with httpx.Client(trust_env=False, timeout=30) as client:
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda _: client.post(address, json=body, headers=key), range(2)))
+    with httpx.Client(trust_env=False, timeout=30) as client, ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(client.post, address, json=body, headers=key) for _ in range(2)]
+        time.sleep(0.2)
+        gateway.catch_up()
+        go.set()
+        assert [each.result().status_code for each in asking] == [200, 200]
     upstream.app.scripts = [Script(delay=0.4)]
     gateway.chat("hedged", key, model="slow", temperature=0)
     for number in range(25):

@@ -69,7 +69,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory, gateway: Gateway) -> It
     """One with the configuration and the rules that we ship, only in more of a hurry."""
     binary, folder = tool("prometheus"), tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
-    config["global"] = {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "200ms"}
+    config["global"] = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "200ms"}
     config["rule_files"] = [str(PROMETHEUS / name) for name in config["rule_files"]]
     config["scrape_configs"][0]["static_configs"] = [{"targets": [_target(gateway), NOBODY]}]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
@@ -151,12 +151,15 @@ def test_what_a_gateway_tells_follows_the_conventions(busy: Gateway) -> None:
 
 
 def test_prometheus_sees_requests_and_money(busy: Gateway, prometheus: Prometheus) -> None:
-    up = {one["metric"]["instance"]: one["value"][1] for one in prometheus.query('up{job="hitherto"}')}
-    assert up == {_target(busy): "1", NOBODY: "0"}
+    def up() -> dict[str, str]:
+        return {one["metric"]["instance"]: one["value"][1] for one in prometheus.query('up{job="hitherto"}')}
+
+    assert eventually(lambda: up() == {_target(busy): "1", NOBODY: "0"}, 20), up()
     seen = {one["metric"]["cache"] for one in prometheus.query("hitherto_requests_total")}
     assert {"exact", "miss"} <= seen
     for name in ("hitherto_cost_usd_total", "hitherto_saved_usd_total"):
-        assert prometheus.value(f"sum({name})") == pytest.approx(busy.metric(name)) and busy.metric(name) > 0
+        assert busy.metric(name) > 0
+        assert eventually(lambda n=name: prometheus.value(f"sum({n})") == pytest.approx(busy.metric(n)), 20), name
 
 
 def test_the_rules_tell_of_that_traffic(busy: Gateway, prometheus: Prometheus) -> None:
@@ -181,12 +184,11 @@ def test_the_rules_tell_of_that_traffic(busy: Gateway, prometheus: Prometheus) -
 
 
 def test_the_alert_for_a_gateway_that_is_down_begins(prometheus: Prometheus) -> None:
-    def alerts() -> set[tuple[str, str]]:
-        found = prometheus.ask("alerts")["alerts"]
-        return {(one["labels"]["alertname"], one["labels"].get("instance", "")) for one in found}
+    def down() -> set[str]:
+        alerts = prometheus.ask("alerts")["alerts"]
+        return {one["labels"].get("instance", "") for one in alerts if one["labels"]["alertname"] == "HithertoDown"}
 
-    assert eventually(lambda: ("HithertoDown", NOBODY) in alerts())
-    assert [where for name, where in alerts() if name == "HithertoDown"] == [NOBODY]
+    assert eventually(lambda: down() == {NOBODY}, 20), down()
 
 
 def test_every_expression_is_valid_and_asks_for_what_there_is(prometheus: Prometheus) -> None:
@@ -214,8 +216,7 @@ def test_the_dashboards_queries_group_by_labels_that_there_are() -> None:
 
 def test_the_dashboard_shows_the_traffic(busy: Gateway, prometheus: Prometheus) -> None:
     """Panels without a figure are those of what this gateway has not: an engine, hedges, faults."""
-    empty = {panel["title"] for panel in panels() if not all(_has(prometheus, query) for query in panel["targets"])}
-    assert empty == {
+    without = {
         "KV by tier",
         "Blocks that gave way",
         "Time of a load",
@@ -223,9 +224,14 @@ def test_the_dashboard_shows_the_traffic(busy: Gateway, prometheus: Prometheus) 
         "Hedges",
     }
 
+    def empty() -> set[str]:
+        return {
+            panel["title"]
+            for panel in panels()
+            if not all(prometheus.query(filled(query["expr"])) for query in panel["targets"])
+        }
 
-def _has(prometheus: Prometheus, query: dict[str, Any]) -> bool:
-    return eventually(lambda: prometheus.query(filled(query["expr"])), 1)
+    assert eventually(lambda: empty() == without, 20), empty()
 
 
 def test_the_dashboard_can_be_imported(prometheus: Prometheus) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -205,25 +204,24 @@ def test_a_body_that_breaks_off_is_an_error_and_not_stored(gateway: Gateway, ups
 
 
 def test_chunks_are_relayed_as_they_arrive(gateway: Gateway, upstream: FakeServer) -> None:
-    upstream.app.script = Script(text="a b c d e f g h", chunk_delay=0.1)
+    upstream.app.script = Script(text="a b c d e f g h", chunk_delay=0.3)
     body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "slowly"}]}
-    times = []
+    early = 0
     with gateway.client.stream("POST", "/v1/chat/completions", json=body, headers=AUTH) as reply:
         for line in reply.iter_lines():
-            if line.startswith("data"):
-                times.append(time.monotonic())
-    assert times[-1] - times[0] > 0.6, "not all at the end"
-    assert max(b - a for a, b in itertools.pairwise(times)) < 0.5
+            early += line.startswith("data") and not upstream.app.seen[-1].finished
+    assert early >= 3, "not all at the end"
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_hangs_up_stops_the_upstream(gateway: Gateway, upstream: FakeServer, stream: bool) -> None:
-    upstream.app.script = Script(text="a b c d e f g h i j k l", chunk_delay=0.3, delay=0.0 if stream else 5.0)
+    upstream.app.script = Script(text="a b c d e f g h i j k l", chunk_delay=5.0, delay=0.0 if stream else 30.0)
     body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": f"bye {stream}"}]}
+    told = len(gateway.log)
     with pytest.raises(httpx.ReadTimeout):
-        gateway.client.post("/v1/chat/completions", json=body, headers=AUTH, timeout=0.25)
-    assert eventually(lambda: upstream.app.seen and upstream.app.seen[-1].gone, 3)
-    assert eventually(lambda: '"client_gone":true' in gateway.log.splitlines()[-1])
+        gateway.client.post("/v1/chat/completions", json=body, headers=AUTH, timeout=1.5)
+    assert eventually(lambda: upstream.app.seen and upstream.app.seen[-1].gone)
+    assert eventually(lambda: '"client_gone":true' in gateway.log[told:])
     assert gateway.metric("hitherto_requests_total", status="200" if stream else "499") >= 1
     upstream.app.script = Script()
     assert gateway.chat(f"bye {stream}", AUTH, stream=stream).headers["x-hitherto-cache"] == "miss"
@@ -330,6 +328,8 @@ def test_shutdown_drains_what_is_under_way_and_answers_survive_a_restart(tmp_pat
     assert gateway.stop() == 0
 
     again = Gateway(tmp_path, None, "--upstream", fake.url)
+    kept = {**AUTH, "cache-control": "only-if-cached"}
+    assert eventually(lambda: again.chat("drain me", kept, stream=True).status_code == 200)
     reply = again.chat("drain me", AUTH, stream=True)
     assert reply.headers["x-hitherto-cache"] == "exact"
     assert "".join(json_text(reply)) == "a b c d e f"

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from backends.fake import FakeServer, Script
@@ -48,7 +49,12 @@ cache: {{semantic: {{threshold: 0.9, deadline: 5s, audit: 0}}}}
 
 
 def test_identical_requests_to_several_workers_make_one_upstream_call(tmp_path: Path, fake: FakeServer) -> None:
-    gateway = Gateway(tmp_path, None, "--upstream", fake.url, "--workers", "2")
+    config = f"""
+backends: {{up: {{kind: openai, url: "{fake.url}"}}}}
+models: {{m: {{try: [up]}}}}
+cache: {{semantic: {{deadline: 5s}}}}
+"""
+    gateway = Gateway(tmp_path, config, "--workers", "2")
     fake.app.script = Script(text="once", delay=1.0)
 
     def ask(stream: bool) -> str:
@@ -96,14 +102,11 @@ cache: {{semantic: false}}
 """
     gateway = Gateway(tmp_path, config, "--workers", "2")
     assert gateway.chat("Hello", max_tokens=3).status_code == 200
-    engines = [
-        path
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if str(tmp_path).encode() in path.read_bytes() and b"backends.engine" in path.read_bytes()
-    ]
+    commands = {each: " ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])}
+    engines = [each for each, line in commands.items() if str(tmp_path) in line and "backends.engine" in line]
     assert len(engines) == 1
     gateway.stop()
-    assert eventually(lambda: not engines[0].exists(), 40)
+    assert eventually(lambda: not engines[0].is_running(), 40)
 
 
 def test_replicas_share_answers_flights_and_purges_through_redis(tmp_path: Path, fake: FakeServer) -> None:
@@ -112,7 +115,7 @@ def test_replicas_share_answers_flights_and_purges_through_redis(tmp_path: Path,
 store: "{redis.url}"
 backends: {{up: {{kind: openai, url: "{fake.url}"}}}}
 models: {{m: {{try: [up]}}}}
-cache: {{semantic: {{deadline: 5s}}}}
+cache: {{semantic: {{deadline: 5s, audit: 0}}}}
 """
         one, other = (Gateway(tmp_path / name, config) for name in ("one", "other"))
         fake.app.script = Script(text="Paris", delay=0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -88,19 +89,20 @@ def test_a_second_engine_finds_them_in_redis_and_lives_without_it(
     loaded: Loaded, thread: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     with RedisServer(tmp_path) as server:
-        shared = {"redis": RedisConfig(url=server.url, size=1 << 30, timeout=0.3), "deadline": 1.0}  # type: ignore[arg-type]
+        shared = {"redis": RedisConfig(url=server.url, size=1 << 30, timeout=5.0), "deadline": 20.0}  # type: ignore[arg-type]
+        hasty = {"redis": RedisConfig(url=server.url, size=1 << 30, timeout=0.3), "deadline": 1.0}  # type: ignore[arg-type]
         with engine(loaded, thread, tmp_path, **shared) as first:
             cold, _ = ask(first, "Is water wet?")
         with engine(loaded, thread, tmp_path, **shared) as second:
             warm, cached = ask(second, "Is water wet?")
             assert warm == cold and cached > 200
-        with engine(loaded, thread, tmp_path, **shared) as third:
+        with engine(loaded, thread, tmp_path, **hasty) as third:
             server.pause()
             slow, cached = ask(third, "Is water wet?")
             assert slow == cold and cached == 0
             server.resume()
             assert eventually(lambda: third.tier_stats()["redis"]["faults"] >= 1)
-    with engine(loaded, thread, tmp_path, **shared) as fourth:
+    with engine(loaded, thread, tmp_path, **hasty) as fourth:
         gone, cached = ask(fourth, "Is water wet?")
         assert gone == cold and cached == 0
 
@@ -110,8 +112,10 @@ def test_a_load_past_its_deadline_is_not_waited_for(loaded: Loaded, thread: Thre
         cold, _ = ask(first, "Why is the sky blue?")
     with engine(loaded, thread, tmp_path, **DISK, deadline=0.05) as second:
         assert second.lower is not None
-        second.lower.ladder._at_once(lambda: time.sleep(1.0))
+        go = threading.Event()
+        second.lower.ladder._at_once(lambda: go.wait(60))
         warm, cached = ask(second, "Why is the sky blue?")
+        go.set()
         assert warm == cold and cached == 0 and second.lower.late == 1
 
 

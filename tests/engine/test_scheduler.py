@@ -205,7 +205,7 @@ def test_whoever_was_away_has_saved_up_nothing() -> None:
         item.tenant = "a"
         scheduler.add(item)
         run(scheduler)
-    items = [(tenant, sequence(f"{tenant}{number}", [hash((tenant, number)) % 99, *range(30, 37)], max_tokens=1))
+    items = [(tenant, sequence(f"{tenant}{number}", [50 + 10 * (tenant == "b") + number, *range(30, 37)], max_tokens=1))
              for number in range(4) for tenant in ("a", "b")]  # fmt: skip
     for tenant, item in items:
         item.tenant = tenant
@@ -323,7 +323,7 @@ def test_background_work_has_no_share() -> None:
     scheduler.add(idle)
     for number in range(5):
         for tenant in ("a", "b"):
-            item = sequence(f"{tenant}{number}", [hash((tenant, number)) % 99, *range(40, 47)], max_tokens=1)
+            item = sequence(f"{tenant}{number}", [50 + 10 * (tenant == "b") + number, *range(40, 47)], max_tokens=1)
             item.tenant = tenant
             scheduler.add(item)
     order = [name[0] for _ in range(10) for name in step(scheduler)]

@@ -231,10 +231,10 @@ def test_the_same_passage_with_another_task_is_another_question() -> None:
 
 
 def test_long_texts_are_the_same_only_letter_by_letter_and_cost_no_time() -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     for text in ("“" * 8000, "word " * 5000, "a" * 100_000, '"' * 20_000):
         assert veto(text, text + "!") == "length" and veto(text, text) == ""
-    assert time.perf_counter() - started < 0.5
+    assert time.thread_time() - started < 0.5
 
 
 # What a review found by trying a thousand pairs; whichever guard says so.
