@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 import socket
 import struct
@@ -32,7 +31,7 @@ class Script:
     delay: float = 0.0
     """Seconds before the head."""
     until: Callable[[], bool] | None = None
-    """The head waits for this to come true, too: 20 s at most. For what must be under way at once, however slowly."""
+    """The head of a POST waits for this to come true, too: about 20 s. For what must be under way at once."""
     chunk_delay: float = 0.0
     """Seconds between the pieces of a stream."""
     cut_after: int | None = None
@@ -98,11 +97,11 @@ class FakeUpstream:
         seen.gone = not seen.finished
 
     async def _answer(self, script: Script, seen: Seen, send: asgi.Send) -> None:
-        if script.until is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(20):
-                    while not script.until():
-                        await asyncio.sleep(0.01)
+        if script.until is not None and seen.method == "POST":
+            for _ in range(2000):
+                if script.until():
+                    break
+                await asyncio.sleep(0.01)
         if script.delay:
             await asyncio.sleep(script.delay)
         extra = [(name.encode(), value.encode()) for name, value in script.headers]

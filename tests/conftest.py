@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import os
@@ -54,7 +55,7 @@ def tenant_file(folder: Path, tenant: str, key: str, more: str = "") -> None:
 class Gateway:
     """`hitherto serve` as a process of its own."""
 
-    def __init__(self, folder: Path, config: str | None, *arguments: str, until: str = READY) -> None:
+    def __init__(self, folder: Path, config: str | None, *arguments: str, says: str = READY) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.log_path = folder / "log"
@@ -67,32 +68,28 @@ class Gateway:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(command, stderr=log, stdout=log, cwd=folder, env=environment)
-        self.url = self._wait(until)
+        self.url = self._wait(says)
         self.client = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
 
     @property
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
-    def _wait(self, until: str, seconds: float = 120.0) -> str:
+    def _wait(self, says: str, seconds: float = 120.0) -> str:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise RuntimeError(f"the gateway ended with code {self.process.returncode}:\n{self.log}")
-            if until in self.log:
-                return next(
-                    (line.split()[-1] for line in self.log.splitlines() if "base URL" in line), ""
-                ).removesuffix("/v1")
+            if says in self.log:
+                return next(line.split()[3] for line in self.log.splitlines() if "starting on http" in line)
             time.sleep(0.05)
         self.process.kill()
         self.process.wait()
-        raise TimeoutError(f"the gateway has not said {until!r} within {seconds} s:\n{self.log}")
+        raise TimeoutError(f"the gateway has not said {says!r} within {seconds} s:\n{self.log}")
 
-    def catch_up(self) -> None:
-        """Wait until it has dealt with what it was sent before, as far as it can: it has answered others since."""
-        for _ in range(2):
-            assert httpx.get(f"{self.url}/health", timeout=20, trust_env=False).status_code == 200
-            time.sleep(0.1)
+    def looked_up(self) -> float:
+        """How many questions it has looked up in its cache so far; each then joins what is under way at once."""
+        return self.metric("hitherto_answer_lookups_total")
 
     def chat(
         self, content: object = "Hello", headers: dict[str, str] | None = None, **fields: object
@@ -133,6 +130,11 @@ def eventually(condition: object, seconds: float = 10.0) -> bool:
             return True
         time.sleep(0.02)
     return bool(condition())  # type: ignore[operator]
+
+
+async def comes(condition: object, seconds: float = 20.0) -> bool:
+    """`eventually`, while the loop goes on."""
+    return await asyncio.to_thread(eventually, condition, seconds)
 
 
 def held(**fields: Any) -> tuple[Script, threading.Event]:

@@ -392,6 +392,7 @@ function login(message) {
 }
 
 async function begin() {
+  const asked = /^#request=(\d+)$/.exec(location.hash);  // not one that is opened, and perhaps closed, while all this loads
   state.me = await ask("me");
   if (!state.me.admin) { state.tenant = ""; writeAddress(); }
   controls();
@@ -404,7 +405,6 @@ async function begin() {
     return;
   }
   await Promise.all([refresh(), requests()]);
-  const asked = /^#request=(\d+)$/.exec(location.hash);
   if (asked) await detail(Number(asked[1]));
 }
 

@@ -133,7 +133,6 @@ def test_old_blocks_are_gone(make: Make) -> None:
 
 
 def test_redis_expires_blocks(redis_server: RedisServer) -> None:
-
     tier = RedisTier(redis_server.url, LIMIT, 0.05, prefix="expiry:", timeout=10)
     tier.put(key(1), b"x")
     assert eventually(lambda: tier.has([key(1)]) == 0) and tier.get([key(1)]) == [None]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import statistics
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import aiohttp
@@ -20,7 +22,7 @@ from gateway.tenants import hash_key
 from tests.conftest import Gateway
 
 SECONDS = float(os.environ.get("HITHERTO_DRILL_SECONDS", "60"))
-CLIENTS, TIMEOUT = 200, 5.0
+CLIENTS, TIMEOUT = 200, 6.0
 WINDOW = 2.5
 """Seconds in which it is counted who is asked."""
 CONFIG = """
@@ -28,7 +30,7 @@ backends:
   sick: {{kind: openai, url: "{sick}"}}
   well: {{kind: openai, url: "{well}"}}
 models:
-  m: {{try: [sick, well], retry: {{attempts: 2, within: 3s}}, timeout: {{first_byte: 1s, total: 5s}}}}
+  m: {{try: [sick, well], retry: {{attempts: 2, within: 3s}}, timeout: {{first_byte: 2s, total: 6s}}}}
 cache: {{exact: false}}
 breakers: {{sick: {{pause: 1s}}}}
 """
@@ -80,9 +82,9 @@ async def test_a_flapping_backend_is_hardly_noticed(tmp_path: Path, two: tuple[F
     process = psutil.Process(gateway.process.pid)
     resident: list[int] = []
     late: list[int] = []
-    """Requests that reached the sick one in the second half of each time that it was sick."""
+    """Requests that reached the sick one in a while after its breaker has opened."""
     back: list[int] = []
-    """And in as long a time after its breaker has closed again."""
+    """And in as long a while after it has closed again."""
     stop = threading.Event()
 
     def state() -> str:
@@ -91,7 +93,10 @@ async def test_a_flapping_backend_is_hardly_noticed(tmp_path: Path, two: tuple[F
     def flap() -> None:
         for way in itertools.cycle(WAYS):
             sick.app.script = way
-            if stop.wait(WINDOW):
+            while state() != "open":
+                if stop.wait(0.1):
+                    return
+            if stop.wait(1.0):  # those who were waiting for it give up
                 return
             sick.app.seen.clear()
             if stop.wait(WINDOW):
@@ -108,11 +113,11 @@ async def test_a_flapping_backend_is_hardly_noticed(tmp_path: Path, two: tuple[F
             resident.append(process.memory_info().rss)
             well.app.seen.clear()
 
-    flapping = threading.Thread(target=flap)
-    flapping.start()
-    times, statuses = await crowd(gateway.url, SECONDS, {})
-    stop.set()
-    flapping.join()
+    with ThreadPoolExecutor(1) as pool:
+        flapping = pool.submit(flap)
+        times, statuses = await crowd(gateway.url, SECONDS, {})
+        stop.set()
+        flapping.result()
     total = sum(statuses.values())
     asked = total / SECONDS * WINDOW
     print(f"{total} requests, {dict(statuses)}, slowest {max(times):.2f} s, late {late} of {asked:.0f}, back {back}, "
@@ -120,7 +125,7 @@ async def test_a_flapping_backend_is_hardly_noticed(tmp_path: Path, two: tuple[F
     assert max(times) < TIMEOUT + 2.5, "no request waits longer than its timeout"
     assert total - statuses[200] < total / 100, "fewer than one in a hundred fail, as there is a healthy fallback"
     assert late and max(late) < asked / 10, "the sick one gets probes only"
-    assert back and min(back) > asked / 4, "and all again when it is well"
+    assert len(back) >= SECONDS // 20 and statistics.median(back) > asked / 2, "and all again when it is well"
     if len(resident) >= 3:
         assert resident[-1] < resident[0] * 1.15, "memory is flat"
     assert gateway.stop() == 0

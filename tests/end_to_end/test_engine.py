@@ -326,6 +326,7 @@ def test_the_engine_does_not_outlive_a_killed_gateway(tmp_path: Path, model_fold
 
 def test_a_model_that_cannot_be_found_is_named_and_the_gateway_stays_up(tmp_path: Path) -> None:
     config = CONFIG.format(model="/no/such/folder")
-    gateway = Gateway(tmp_path, config, until="'/no/such/folder' is neither a folder")
-    assert gateway.process.poll() is None
-    gateway.stop()
+    gateway = Gateway(tmp_path, config, says="'/no/such/folder' is neither a folder")
+    time.sleep(0.5)
+    assert gateway.client.get("/health").status_code == 200 and gateway.client.get("/ready").status_code == 503
+    assert gateway.stop() == 0

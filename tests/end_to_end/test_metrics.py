@@ -123,14 +123,14 @@ def told(gateway: Gateway, upstream: FakeServer) -> dict[str, float]:
     )
     upstream.app.scripts = [Script(status=500), Script(status=500)]
     gateway.chat("it fails", key, temperature=0)
+    before = gateway.looked_up()
     slow, go = held()
     upstream.app.scripts = [slow]
     address = f"{gateway.url}/v1/chat/completions"
     body = {"model": "m", "temperature": 0, "messages": [{"role": "user", "content": "together"}]}
     with httpx.Client(trust_env=False, timeout=30) as client, ThreadPoolExecutor(2) as pool:
         asking = [pool.submit(client.post, address, json=body, headers=key) for _ in range(2)]
-        time.sleep(0.2)
-        gateway.catch_up()
+        assert eventually(lambda: gateway.looked_up() >= before + 2)
         go.set()
         assert [each.result().status_code for each in asking] == [200, 200]
     upstream.app.scripts = [Script(delay=0.4)]

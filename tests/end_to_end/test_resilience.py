@@ -34,7 +34,7 @@ models:
   both: {{try: [first, second], retry: {{attempts: 1}}}}
   again: {{try: [first], retry: {{attempts: 3, within: 5s}}}}
   once: {{try: [first], retry: {{attempts: 1}}}}
-  quick: {{try: [first, second], retry: {{attempts: 1}}, timeout: {{first_byte: 1s}}}}
+  quick: {{try: [first, second], retry: {{attempts: 1}}, timeout: {{first_byte: 3s}}}}
   bounded: {{try: [first], retry: {{attempts: 1}}, timeout: {{total: 700ms}}}}
   endless: {{try: [first], retry: {{attempts: 1}}, timeout: {{total: 3s}}}}
   gone: {{try: [dead, second]}}
@@ -43,6 +43,7 @@ models:
   drained: {{try: [{{backend: first, weight: 0}}, second], retry: {{attempts: 1}}}}
   fresh: {{try: [first, second], hedge: 100ms, retry: {{attempts: 1}}}}
   hedged: {{try: [first, second], hedge: 200ms}}
+  rarely: {{try: [first, second], hedge: 200ms}}
   small: {{try: [{{backend: first, context: 300, lacks: [images]}}, {{backend: second, lacks: [tools]}}]}}
   shared: {{try: [{{backend: first, weight: 1}}, {{backend: second, weight: 1}}]}}
   fastest: {{try: [{{backend: first, weight: 1}}, {{backend: second, weight: 1}}], choose: fastest}}
@@ -203,7 +204,7 @@ def test_a_slow_first_byte_is_given_up_for_another_backend(gateway: Gateway, two
     two[0].app.script = Script(delay=30)
     began = time.monotonic()
     reply = ask(gateway, "quick")
-    assert two[1].url in reply.text and 1.0 <= time.monotonic() - began < 20
+    assert two[1].url in reply.text and 3.0 <= time.monotonic() - began < 20
     assert eventually(lambda: two[0].app.seen and two[0].app.seen[0].gone), "the slow one need not go on"
 
 
@@ -217,8 +218,9 @@ def test_all_tries_together_have_an_end(gateway: Gateway, two: Two) -> None:
 
 def test_an_endless_stream_ends(gateway: Gateway, two: Two) -> None:
     two[0].app.script = Script(text="round and round", endless=True, chunk_delay=0.02)
+    began = time.monotonic()
     reply = ask(gateway, "endless", stream=True)
-    assert "upstream_interrupted" in reply.text
+    assert "upstream_interrupted" in reply.text and time.monotonic() - began < 20
     assert eventually(lambda: two[0].app.seen[0].gone)
 
 
@@ -233,7 +235,7 @@ def test_a_malformed_answer_is_passed_on_and_not_kept(gateway: Gateway, two: Two
 
 
 def test_a_second_try_beside_a_slow_first_one_wins(gateway: Gateway, two: Two) -> None:
-    for _ in range(40):  # that allows two hedges, and a slow machine may have needed one by then
+    for _ in range(200):  # that allows ten hedges, of which a slow machine may have needed some by then
         ask(gateway, "hedged")
     won = gateway.metric("hitherto_hedges_total", result="won")
     two[0].app.script = Script(delay=30)
@@ -261,7 +263,7 @@ def test_hedges_are_a_small_share_of_all(gateway: Gateway, two: Two) -> None:
     two[0].app.script = Script(delay=0.4)
     sent = gateway.metric("hitherto_hedges_total", result="sent")
     with ThreadPoolExecutor(20) as pool:
-        statuses = list(pool.map(lambda _: ask(gateway, "hedged").status_code, range(60)))
+        statuses = list(pool.map(lambda _: ask(gateway, "rarely").status_code, range(60)))
     assert statuses == [200] * 60
     assert gateway.metric("hitherto_hedges_total", result="sent") - sent <= 5
     assert len(two[1].app.seen) <= 5
@@ -302,7 +304,7 @@ def test_equals_share_the_load_by_conversation_and_their_answers_are_one(gateway
 
 
 def test_the_faster_of_equals_gets_more(gateway: Gateway, two: Two) -> None:
-    two[0].app.script = Script(delay=0.15)
+    two[0].app.script = Script(delay=0.4)
     for _ in range(30):
         ask(gateway, "fastest")
     assert len(two[1].app.seen) > 20

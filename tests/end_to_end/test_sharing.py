@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,12 +13,10 @@ import orjson
 import pytest
 
 from backends.fake import FakeServer, Script
-from tests.conftest import Gateway, eventually, held
+from tests.conftest import Gateway, comes, eventually, held
 
 KEY = {"authorization": "Bearer sk-client"}
 NUMBERS = itertools.count()
-SENT: list[str] = []
-"""A word for each request of this test that has left for the gateway."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +30,6 @@ def running(tmp_path_factory: pytest.TempPathFactory, upstream: FakeServer) -> I
 @pytest.fixture
 def gateway(running: Gateway, upstream: FakeServer) -> Gateway:
     upstream.app.script, upstream.app.scripts, upstream.app.seen = Script(), [], []
-    SENT.clear()
     return running
 
 
@@ -43,27 +40,8 @@ def body(text: str, **fields: Any) -> dict[str, Any]:
 async def many(gateway: Gateway, bodies: list[dict[str, Any]], headers: dict[str, str] = KEY) -> list[httpx.Response]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=gateway.url, timeout=60, trust_env=False, limits=limits) as client:
-        asked = [
-            client.post("/v1/chat/completions", json=item, headers=headers, extensions={"trace": _sent})
-            for item in bodies
-        ]
+        asked = [client.post("/v1/chat/completions", json=item, headers=headers) for item in bodies]
         return list(await asyncio.gather(*asked))
-
-
-async def _sent(event: str, info: object) -> None:
-    if event == "http11.send_request_body.complete":
-        SENT.append(event)
-
-
-async def true(condition: Callable[[], object]) -> None:
-    """It comes true, while the loop goes on."""
-    assert await asyncio.to_thread(eventually, condition, 20)
-
-
-async def arrived(gateway: Gateway, number: int) -> None:
-    """All of so many requests are with the gateway, and it has had the time to look each up."""
-    await true(lambda: len(SENT) >= number)
-    await asyncio.to_thread(gateway.catch_up)
 
 
 def text_of(reply: httpx.Response) -> str:
@@ -78,10 +56,11 @@ def text_of(reply: httpx.Response) -> str:
 async def test_fifty_identical_cold_requests_are_one_upstream_call(
     gateway: Gateway, upstream: FakeServer, stream: bool
 ) -> None:
+    before = gateway.looked_up()
     upstream.app.script, go = held(text="a shared answer of several words", chunk_delay=0.02)
     question = f"question {next(NUMBERS)}"
     asking = asyncio.create_task(many(gateway, [body(question, stream=stream)] * 50))
-    await arrived(gateway, 50)
+    assert await comes(lambda: gateway.looked_up() >= before + 50)
     go.set()
     replies = await asking
     assert len(upstream.app.seen) == 1
@@ -95,15 +74,16 @@ async def test_fifty_identical_cold_requests_are_one_upstream_call(
 async def test_json_and_streams_of_one_question_are_one_upstream_call(
     gateway: Gateway, upstream: FakeServer, first_streams: bool
 ) -> None:
+    before = gateway.looked_up()
     upstream.app.script, go = held(text="one answer in two shapes", chunk_delay=0.02)
     question = f"question {next(NUMBERS)}"
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     whole, streamed = body(question), body(question, **usage)
     first, second = (streamed, whole) if first_streams else (whole, streamed)
     leading = asyncio.create_task(many(gateway, [first] * 3))
-    await true(lambda: upstream.app.seen)
+    assert await comes(lambda: upstream.app.seen)
     following = asyncio.create_task(many(gateway, [second] * 5 + [first] * 2))
-    await arrived(gateway, 10)
+    assert await comes(lambda: gateway.looked_up() >= before + 10)
     go.set()
     replies = [*await leading, *await following]
     assert len(upstream.app.seen) == 1
@@ -114,13 +94,14 @@ async def test_json_and_streams_of_one_question_are_one_upstream_call(
 
 
 async def test_who_waits_for_another_shape_in_vain_asks_for_itself(gateway: Gateway, upstream: FakeServer) -> None:
+    before = gateway.looked_up()
     cut, go = held(text="cut", finish="length")
     upstream.app.scripts = [cut, Script(text="whole")]
     question = f"question {next(NUMBERS)}"
     leading = asyncio.create_task(many(gateway, [body(question)]))
-    await true(lambda: upstream.app.seen)
+    assert await comes(lambda: upstream.app.seen)
     waiting = asyncio.create_task(many(gateway, [body(question, stream=True)]))
-    await arrived(gateway, 2)
+    assert await comes(lambda: gateway.looked_up() >= before + 2)
     go.set()
     (reply,) = await waiting
     assert text_of(reply) == "whole" and text_of((await leading)[0]) == "cut"
@@ -129,7 +110,7 @@ async def test_who_waits_for_another_shape_in_vain_asks_for_itself(gateway: Gate
     upstream.app.scripts = [slow, Script(text="at once")]
     question = f"question {next(NUMBERS)}"
     leading = asyncio.create_task(many(gateway, [body(question, stream=True)]))
-    await true(lambda: len(upstream.app.seen) == 3)
+    assert await comes(lambda: len(upstream.app.seen) == 3)
     (reply,) = await many(gateway, [body(question)])
     assert text_of(reply) == "at once" and not leading.done()
     go.set()
@@ -137,6 +118,7 @@ async def test_who_waits_for_another_shape_in_vain_asks_for_itself(gateway: Gate
 
 
 async def test_different_questions_tenants_and_models_share_nothing(gateway: Gateway, upstream: FakeServer) -> None:
+    before = gateway.looked_up()
     upstream.app.script, go = held()
     question = f"question {next(NUMBERS)}"
     asking = asyncio.gather(
@@ -146,7 +128,7 @@ async def test_different_questions_tenants_and_models_share_nothing(gateway: Gat
         many(gateway, [body(question)] * 2, {"authorization": "Bearer sk-other"}),
         many(gateway, [body(question)] * 2, {**KEY, "cache-control": "no-cache"}),
     )
-    await arrived(gateway, 10)
+    assert await comes(lambda: gateway.looked_up() >= before + 10)
     go.set()
     groups = await asking
     assert all(reply.status_code == 200 for group in groups for reply in group)
@@ -155,28 +137,31 @@ async def test_different_questions_tenants_and_models_share_nothing(gateway: Gat
 
 async def test_the_first_client_may_leave(gateway: Gateway, upstream: FakeServer) -> None:
     upstream.app.script = Script(text="still here", chunk_delay=1.0)
-    before = gateway.metric("hitherto_flights_total", role="follower")
+    before, followers = gateway.looked_up(), gateway.metric("hitherto_flights_total", role="follower")
     asked = body(f"question {next(NUMBERS)}", stream=True)
     async with httpx.AsyncClient(base_url=gateway.url, timeout=30, trust_env=False) as client:
         async with client.stream("POST", "/v1/chat/completions", json=asked, headers=KEY) as first:
             assert first.status_code == 200
             others = asyncio.create_task(many(gateway, [asked] * 5))
-            await arrived(gateway, 5)
-            await true(lambda: gateway.metric("hitherto_flights_total", role="follower") == before + 5)
+            assert await comes(lambda: gateway.looked_up() >= before + 6)
+            assert await comes(lambda: gateway.metric("hitherto_flights_total", role="follower") == followers + 5)
+            assert not upstream.app.seen[0].finished
         replies = await others
     assert [text_of(reply) for reply in replies] == ["still here"] * 5 and len(upstream.app.seen) == 1
     assert not upstream.app.seen[0].gone
 
 
 async def test_the_first_client_may_leave_before_there_is_a_head(gateway: Gateway, upstream: FakeServer) -> None:
+    before = gateway.looked_up()
     upstream.app.script, go = held(text="worth the wait")
     asked = body(f"question {next(NUMBERS)}")
     first = asyncio.create_task(many(gateway, [asked]))
-    await true(lambda: upstream.app.seen)
+    assert await comes(lambda: upstream.app.seen)
     others = asyncio.create_task(many(gateway, [asked] * 5))
-    await arrived(gateway, 6)
+    assert await comes(lambda: gateway.looked_up() >= before + 6)
+    told = gateway.log.count('"client_gone":true')
     first.cancel()
-    await asyncio.sleep(0.1)
+    assert await comes(lambda: gateway.log.count('"client_gone":true') > told)
     go.set()
     replies = await others
     assert [text_of(reply) for reply in replies] == ["worth the wait"] * 5 and len(upstream.app.seen) == 1
@@ -190,11 +175,12 @@ async def test_a_refusal_is_only_for_whoever_was_refused(gateway: Gateway, upstr
 
 
 async def test_when_all_clients_leave_the_upstream_is_told(gateway: Gateway, upstream: FakeServer) -> None:
+    before = gateway.looked_up()
     upstream.app.script = Script(text="nobody wants this", endless=True, chunk_delay=0.5)
     asked = body(f"question {next(NUMBERS)}", stream=True)
     tasks = [asyncio.create_task(many(gateway, [asked])) for _ in range(3)]
-    await arrived(gateway, 3)
-    await true(lambda: upstream.app.seen)
+    assert await comes(lambda: gateway.looked_up() >= before + 3)
+    assert await comes(lambda: upstream.app.seen)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -202,9 +188,10 @@ async def test_when_all_clients_leave_the_upstream_is_told(gateway: Gateway, ups
 
 
 async def test_a_failing_upstream_is_asked_twice_and_not_by_everybody(gateway: Gateway, upstream: FakeServer) -> None:
+    before = gateway.looked_up()
     upstream.app.script, go = held(status=503, delay=0.2)
     asking = asyncio.create_task(many(gateway, [body(f"question {next(NUMBERS)}")] * 40))
-    await arrived(gateway, 40)
+    assert await comes(lambda: gateway.looked_up() >= before + 40)
     go.set()
     replies = await asking
     assert {reply.status_code for reply in replies} == {503} and len(upstream.app.seen) == 2
@@ -212,7 +199,7 @@ async def test_a_failing_upstream_is_asked_twice_and_not_by_everybody(gateway: G
     broken, go = held(status=500)
     upstream.app.scripts, upstream.app.script = [broken], Script(text="second try", delay=0.2)
     asking = asyncio.create_task(many(gateway, [body(f"question {next(NUMBERS)}")] * 40))
-    await arrived(gateway, 80)
+    assert await comes(lambda: gateway.looked_up() >= before + 80)
     go.set()
     replies = await asking
     assert sorted(reply.status_code for reply in replies) == [200] * 39 + [500] and len(upstream.app.seen) == 2

@@ -226,7 +226,7 @@ def test_embeddings_are_each_tenants_own_and_hits_cost_nothing(gateway: Gateway)
 def test_a_crowd_does_not_pass_the_budget_of_the_dear_model(gateway: Gateway, upstream: FakeServer) -> None:
     """Each may cost 0.0004: after three of them the budget of 0.001 is held."""
     ask(gateway, "crowd", "the first of the day", model="m", max_tokens=1)
-    upstream.app.script = Script(until=lambda: len(upstream.app.seen) == 13)
+    upstream.app.script = Script(until=lambda: len(upstream.app.seen) >= 13)
     with ThreadPoolExecutor(12) as pool:
         replies = list(pool.map(lambda number: ask(gateway, "crowd", f"q {number}", max_tokens=40), range(12)))
     assert [reply.status_code for reply in replies] == [200] * 12, "the cheaper model need not stand in its list"
@@ -238,9 +238,9 @@ def test_who_leaves_early_pays_for_the_prompt_and_counting_tokens_is_free(
     gateway: Gateway, upstream: FakeServer
 ) -> None:
     before = spent(gateway, "leaver")["spent"]
-    upstream.app.script = Script(delay=3)
+    upstream.app.script = Script(delay=30)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{gateway.url}/v1/chat/completions", headers={"authorization": "Bearer leaver"}, timeout=0.3,
+        httpx.post(f"{gateway.url}/v1/chat/completions", headers={"authorization": "Bearer leaver"}, timeout=3,
                    json={"model": "m", "messages": [{"role": "user", "content": "word " * 400}]})  # fmt: skip
     assert eventually(lambda: spent(gateway, "leaver")["spent"] - before > 80e-6), (
         "about 500 tokens, or fewer: this provider tells 11 of every prompt"

@@ -215,11 +215,11 @@ def test_chunks_are_relayed_as_they_arrive(gateway: Gateway, upstream: FakeServe
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_hangs_up_stops_the_upstream(gateway: Gateway, upstream: FakeServer, stream: bool) -> None:
-    upstream.app.script = Script(text="a b c d e f g h i j k l", chunk_delay=5.0, delay=0.0 if stream else 30.0)
+    upstream.app.script = Script(text="a b c d e f g h i j k l", chunk_delay=30.0, delay=0.0 if stream else 30.0)
     body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": f"bye {stream}"}]}
     told = len(gateway.log)
     with pytest.raises(httpx.ReadTimeout):
-        gateway.client.post("/v1/chat/completions", json=body, headers=AUTH, timeout=1.5)
+        gateway.client.post("/v1/chat/completions", json=body, headers=AUTH, timeout=4)
     assert eventually(lambda: upstream.app.seen and upstream.app.seen[-1].gone)
     assert eventually(lambda: '"client_gone":true' in gateway.log[told:])
     assert gateway.metric("hitherto_requests_total", status="200" if stream else "499") >= 1

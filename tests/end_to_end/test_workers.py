@@ -52,7 +52,7 @@ def test_identical_requests_to_several_workers_make_one_upstream_call(tmp_path: 
     config = f"""
 backends: {{up: {{kind: openai, url: "{fake.url}"}}}}
 models: {{m: {{try: [up]}}}}
-cache: {{semantic: {{deadline: 5s}}}}
+cache: {{semantic: {{deadline: 5s, audit: 0}}}}
 """
     gateway = Gateway(tmp_path, config, "--workers", "2")
     fake.app.script = Script(text="once", delay=1.0)
@@ -91,6 +91,22 @@ cache: {{semantic: {{deadline: 5s}}}}
     # Nor does a flight of before live on in any of them.
     fake.app.script = Script(text="anew")
     assert all('"anew"' in ask(False) for _ in range(12)) and ask(True).endswith("data: [DONE]\n\n")
+    gateway.stop()
+
+
+def test_several_workers_in_front_of_one_upstream_keep_credentials_apart(tmp_path: Path, fake: FakeServer) -> None:
+    gateway = Gateway(tmp_path, None, "--upstream", fake.url, "--workers", "2")
+
+    def ask(key: str, **headers: str) -> int:
+        with httpx.Client(base_url=gateway.url, timeout=30, trust_env=False) as client:  # a new connection, any worker
+            body = {"model": "m", "messages": [{"role": "user", "content": "mine"}]}
+            headers = {"authorization": f"Bearer {key}", **headers}
+            return client.post("/v1/chat/completions", json=body, headers=headers).status_code
+
+    assert ask("a") == 200 and fake.app.seen[0].headers["authorization"] == "Bearer a"
+    only = {"cache-control": "only-if-cached"}
+    assert eventually(lambda: [ask("a", **only) for _ in range(12)] == [200] * 12)
+    assert {ask("b", **only) for _ in range(12)} == {504} and len(fake.app.seen) == 1
     gateway.stop()
 
 

@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from gateway.stores.contract import AnswerStore, Entry
 from gateway.stores.sqlite import SQLiteAnswers
 from policies.cacheability import CacheRules
 from policies.controls import Controls
-from tests.conftest import eventually
+from tests.conftest import comes
 
 RULES = CacheRules(threshold=0.9)
 NONE = Controls()
@@ -149,12 +149,13 @@ async def test_vectors_of_another_embedder_are_not_used(tmp_path: Path, encoder:
 async def test_the_ttl_is_absolute_and_a_hit_does_not_extend_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as answers:
         asked = question("q", rules=replace(RULES, ttl=2.0))
+        earliest = time.time() + 2.0
         await remember(answers, asked)
-        deadline = time.time() + 2.0
+        latest = time.time() + 2.0
         for _ in range(20):
-            assert (await answers.lookup(asked)).tier == "exact" or time.time() >= deadline
+            assert (await answers.lookup(asked)).tier == "exact" or time.time() >= earliest
             await asyncio.sleep(0.02)
-        await asyncio.sleep(max(0.0, deadline + 0.1 - time.time()))
+        await asyncio.sleep(max(0.0, latest + 0.1 - time.time()))
         assert await text_of(answers, asked) == ("miss", "expired")
     async with opened(tmp_path) as answers:
         assert (await answers.lookup(asked)).entry is None
@@ -212,7 +213,7 @@ async def test_one_worker_neither_deletes_nor_misreads_what_another_one_refreshe
         await theirs.settled()
         assert await text_of(mine, asked) == ("miss", "changed"), "never the new body under the old one's facts"
         mine._forget([asked.key])  # as if it had expired here
-        await asyncio.sleep(0.1)
+        await mine.settled()
         theirs.memory.cool()
         assert await text_of(theirs, asked) == ("exact", "new")
 
@@ -232,11 +233,6 @@ async def test_workers_learn_of_each_others_answers_however_late_they_are_writte
     assert (await answers.lookup(asked)).tier == "exact"
     other.close()
     await answers.close()
-
-
-async def comes(condition: Callable[[], object]) -> bool:
-    """It comes true, while the loop goes on."""
-    return await asyncio.to_thread(eventually, condition, 20)
 
 
 class Faulty(SQLiteAnswers):
@@ -316,7 +312,7 @@ async def test_a_reported_or_refreshed_answer_is_not_served_through_its_alias(
         found = await answers.lookup(other)
         assert found.near == old.key
         answers.remember(other, found, "b", 200, answer("Paris is the capital of France."))
-        await answers.settled()
+        assert await comes(lambda: answers.memory.get(other.key) is not None)
         assert (await answers.lookup(other)).tier == "alias"
         refused = replace(other, controls=Controls(max_age=0.001))
         assert (await answers.lookup(refused)).tier == "miss"

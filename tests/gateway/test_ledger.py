@@ -17,7 +17,7 @@ from gateway.ledger import DAY, Ledger, LedgerConfig, span_of
 from gateway.metrics import Metrics
 from gateway.stores.contract import WEEK, Audit, Booking, Query, floored
 from gateway.stores.sqlite_ledger import SPANS, SUMS, SQLiteLedger
-from tests.conftest import eventually
+from tests.conftest import comes
 
 NOW = 1_796_000_000.0
 KEEP = LedgerConfig().keep()
@@ -205,7 +205,7 @@ async def test_rows_wait_while_the_file_takes_none(tmp_path: Path) -> None:
     blocker.execute("BEGIN EXCLUSIVE")
     store._writer.execute("PRAGMA busy_timeout = 50")
     ledger.add(booking(cost=5))
-    assert await asyncio.to_thread(eventually, lambda: metrics.faults.labels("ledger")._value.get() >= 1)
+    assert await comes(lambda: metrics.faults.labels("ledger")._value.get() >= 1)
     blocker.execute("COMMIT")
     ledger.add(booking(cost=6))
     assert await ledger.settled()
@@ -239,8 +239,7 @@ async def test_a_stall_in_the_middle_books_nothing_twice(tmp_path: Path) -> None
     blocker.execute("COMMIT")
     assert await ledger.settled() and store.totals(whole(60))[0]["cost"] == 3
     ledger.add(booking(cost=4))
-    written = lambda: store.totals(whole(60))[0]["cost"] == 7  # noqa: E731
-    assert await asyncio.to_thread(eventually, written), "the writing goes on"
+    assert await comes(lambda: store.totals(whole(60))[0]["cost"] == 7), "the writing goes on"
     await ledger.close()
 
 
