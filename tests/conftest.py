@@ -80,8 +80,9 @@ class Gateway:
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise RuntimeError(f"the gateway ended with code {self.process.returncode}:\n{self.log}")
-            if says in self.log:
-                return next(line.split()[3] for line in self.log.splitlines() if "starting on http" in line)
+            starting = [line.split()[3] for line in self.log.splitlines() if "starting on http" in line]
+            if starting and says in self.log:
+                return starting[0]
             time.sleep(0.05)
         self.process.kill()
         self.process.wait()

@@ -5,7 +5,8 @@ const $ = (id) => document.getElementById(id);
 const RANGES = { "1h": 3600, "24h": 86400, "7d": 7 * 86400, "30d": 30 * 86400, "1y": 365 * 86400 };
 const TABS = { tenant: "Tenants", model: "Models", cache: "Tiers", key: "Keys", backend: "Backends", surface: "APIs" };
 const HITS = ["exact", "semantic", "alias", "stale"];
-const state = { range: "24h", from: null, to: null, tenant: "", by: "tenant", me: null, newest: 0, oldest: 0, asked: 0, declined: false };
+const state = { range: "24h", from: null, to: null, tenant: "", by: "tenant", me: null, newest: 0, oldest: 0, asked: 0, declined: false, opening: 0 };
+// `opening`: the request of the address, until it or another one has been opened: what is closed stays closed.
 // Answers to what was asked before something else was chosen are thrown away.
 const current = () => { const asked = state.asked; return () => asked === state.asked; };
 const EVERY = 10_000, LIVE = 2_500;
@@ -73,6 +74,7 @@ function readAddress() {
   state.to = Number(asked.get("to")) || null;
   state.tenant = asked.get("tenant") ?? "";
   state.by = Object.hasOwn(TABS, asked.get("by")) ? asked.get("by") : "tenant";
+  state.opening = Number(/^#request=(\d+)$/.exec(location.hash)?.[1] ?? 0);
 }
 
 function writeAddress() {
@@ -320,6 +322,7 @@ async function requests(how = "anew") {
 const FIELDS = ["tenant", "key", "user", "surface", "asked", "model", "backend", "status", "cache", "reason", "stored", "similarity", "entry", "stream", "prompt", "cached", "written", "completion",
   "avoided_prompt", "avoided_completion", "request"];
 async function detail(id) {
+  state.opening = 0;
   const row = await ask(`requests/${id}`);
   history.replaceState(null, "", `${location.search}#request=${id}`);
   $("detail-title").textContent = `${row.asked || row.surface} at ${new Date(row.at * 1000).toLocaleString()}`;
@@ -392,7 +395,6 @@ function login(message) {
 }
 
 async function begin() {
-  const asked = /^#request=(\d+)$/.exec(location.hash);  // not one that is opened, and perhaps closed, while all this loads
   state.me = await ask("me");
   if (!state.me.admin) { state.tenant = ""; writeAddress(); }
   controls();
@@ -405,7 +407,7 @@ async function begin() {
     return;
   }
   await Promise.all([refresh(), requests()]);
-  if (asked) await detail(Number(asked[1]));
+  if (state.opening) await detail(state.opening);
 }
 
 readAddress();

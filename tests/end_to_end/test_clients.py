@@ -65,7 +65,6 @@ def test_headers_that_trickle_in_are_given_up(gateway: Gateway) -> None:
             except TimeoutError:
                 slow.send(b"x")
         assert reply is not None and b"408 Request Timeout" in reply
-        assert time.monotonic() - began < 20
     with connected(gateway) as silent:
         assert b"408" in said(silent), "one that says nothing is closed, too"
 

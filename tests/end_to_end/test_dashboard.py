@@ -127,7 +127,7 @@ def test_the_figures_are_those_of_the_ledger(page: Page, gateway: Gateway) -> No
 def test_charts_are_drawn_and_told_as_tables(page: Page, gateway: Gateway) -> None:
     opened(page, gateway, "the-admin-key")
     for name in ("money", "whatif", "hits", "ttft", "tokens"):
-        expect(page.locator(f"#{name} .js-plotly-plot .main-svg").first).to_be_visible(timeout=20_000)
+        expect(page.locator(f"#{name} .js-plotly-plot .main-svg").first).to_be_visible()
         assert page.locator(f'#{name} [role="img"]').get_attribute("aria-label")
     page.locator("#money summary").click()
     spent = page.locator("#money table tbody tr").first.locator("td").nth(1).inner_text()
@@ -169,7 +169,7 @@ def test_a_gateway_that_comes_back_is_found_again(page: Page, gateway: Gateway) 
     page.goto(f"{gateway.url}/dashboard")
     expect(page.locator("#status")).to_contain_text("trying again")
     page.unroute("**/dashboard/api/**")
-    expect(page.locator("#login")).to_be_visible(timeout=15_000)
+    expect(page.locator("#login")).to_be_visible()
 
 
 def test_slow_answers_to_an_older_question_are_thrown_away(page: Page, gateway: Gateway) -> None:
@@ -212,11 +212,33 @@ def test_a_request_says_why_it_hit_and_has_an_address(page: Page, gateway: Gatew
     expect(page.locator("#detail")).to_contain_text("its stored answer was served")
 
 
+@pytest.mark.parametrize("address", ["?range=1h", "?range=1h#request=1"])
+def test_a_request_that_is_opened_while_the_page_loads_is_not_opened_again(
+    page: Page, gateway: Gateway, address: str
+) -> None:
+    """It may have been closed in the meantime, or be another one than the address names."""
+    waiting: list[Route] = []
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if re.search(r"/requests/\d+", request.url) else None)
+    page.route(re.compile(r"/totals\?.*by=time"), lambda route: waiting.append(route))
+    opened(page, gateway, "the-admin-key", address)
+    page.locator("#requests tbody tr button").first.click()
+    expect(page.locator("#detail")).to_be_visible()
+    assert waiting, "the page is still loading"
+    for route in waiting:
+        route.continue_()
+    expect(page.locator("#money .js-plotly-plot .main-svg").first).to_be_visible()
+    page.wait_for_timeout(500)
+    assert len(asked) == 1
+    page.keyboard.press("Escape")
+    expect(page.locator("#detail")).to_be_hidden()
+
+
 def test_new_requests_appear_by_themselves(page: Page, gateway: Gateway) -> None:
     opened(page, gateway, "the-admin-key")
     newest = page.locator("#requests tbody tr").first.get_attribute("data-number")
     ask(gateway, "acme", "question 0", temperature=0)
-    expect(page.locator(f'#requests tbody tr[data-number="{int(newest or 0) + 1}"]')).to_be_visible(timeout=8000)
+    expect(page.locator(f'#requests tbody tr[data-number="{int(newest or 0) + 1}"]')).to_be_visible()
     page.locator("#f-cache").select_option("miss")
     expect(page.locator("#requests .pill.exact")).to_have_count(0)
 
@@ -260,7 +282,7 @@ def test_the_keyboard_reaches_everything(page: Page, gateway: Gateway) -> None:
 def test_nothing_is_wider_than_the_window(browser: Browser, gateway: Gateway, width: int, scheme: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
     page = opened(context.new_page(), gateway, "the-admin-key")
-    expect(page.locator("#tokens .js-plotly-plot .main-svg").first).to_be_visible(timeout=20_000)
+    expect(page.locator("#tokens .js-plotly-plot .main-svg").first).to_be_visible()
     assert page.evaluate("() => document.documentElement.scrollWidth") <= width
     background = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
     dark = sum(map(int, re.findall(r"\d+", background)[:3])) < 200
@@ -274,7 +296,7 @@ def test_a_burst_of_requests_leaves_no_gap(page: Page, gateway: Gateway) -> None
     opened(page, gateway, "the-admin-key")
     for number in range(60):
         ask(gateway, "acme", f"burst {number % 3}", temperature=0)
-    expect(page.locator("#requests tbody tr").nth(70)).to_be_visible(timeout=10_000)
+    expect(page.locator("#requests tbody tr").nth(70)).to_be_visible()
     numbers = page.eval_on_selector_all("#requests tbody tr", "rows => rows.map(row => Number(row.dataset.number))")
     assert numbers == sorted(set(numbers), reverse=True) and numbers[0] - numbers[-1] == len(numbers) - 1
 

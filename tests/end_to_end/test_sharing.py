@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import orjson
 import pytest
 
 from backends.fake import FakeServer, Script
+from gateway.cache.lease import PATIENCE
 from tests.conftest import Gateway, comes, eventually, held
 
 KEY = {"authorization": "Bearer sk-client"}
@@ -111,8 +113,9 @@ async def test_who_waits_for_another_shape_in_vain_asks_for_itself(gateway: Gate
     question = f"question {next(NUMBERS)}"
     leading = asyncio.create_task(many(gateway, [body(question, stream=True)]))
     assert await comes(lambda: len(upstream.app.seen) == 3)
+    began = time.monotonic()
     (reply,) = await many(gateway, [body(question)])
-    assert text_of(reply) == "at once" and not leading.done()
+    assert text_of(reply) == "at once" and not leading.done() and time.monotonic() - began < PATIENCE
     go.set()
     await leading
 

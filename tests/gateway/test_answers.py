@@ -273,7 +273,7 @@ async def test_a_slow_encoder_is_a_miss_within_the_deadline(tmp_path: Path, enco
         answers.remember(asked, await answers.lookup(asked), "b", 200, answer("Paris"))
         assert answers.semantic is not None
         go = threading.Event()
-        blocked = asyncio.ensure_future(answers.semantic._batcher.run(lambda: go.wait(30)))
+        blocked = answers.semantic._batcher.run(lambda: go.wait(30))
         assert await text_of(answers, question("Tell me the capital of France")) == ("miss", "deadline")
         assert not blocked.done(), "it did not wait for the encoder"
         go.set()
