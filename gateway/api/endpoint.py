@@ -27,6 +27,9 @@ log = logging.getLogger("hitherto")
 _ACCOUNTS = (b"x-ratelimit-", b"anthropic-ratelimit-", b"openai-organization", b"openai-project", b"set-cookie",
              b"anthropic-organization-id")  # fmt: skip
 """Response headers that tell of the gateway's account at a provider, which is not its tenants' matter."""
+_LAST_WORDS = tuple(word + end for word in (b"data: [DONE]", b'"message_stop"}') for end in (b"\n\n", b"\r\n\r\n"))
+"""How the last event of a stream ends. Many clients hang up on it, or on the last byte of a body whose length they were
+told, while its end is still under way: those have not left."""
 BODY_MOST = 4000
 """Bytes of a body that are logged."""
 CLIENT_GONE = 499
@@ -216,11 +219,16 @@ async def _send(served: Served, request_id: str, send: asgi.Send) -> None:
         return
     assert served.chunks is not None
     chunks, served.chunks = served.chunks, None  # they know it: a cycle would be the garbage collector's work
+    left = next((int(value) for name, value in served.headers if name == b"content-length" and value.isdigit()), -1)
+    tail = b""
     async with aclosing(chunks):
         async for chunk in chunks:
             if served.first is None:
                 await send(start())
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            left -= len(chunk)
+            tail = chunk[-24:] if len(chunk) >= 24 else (tail + chunk)[-24:]
+            served.complete = left == 0 or tail.endswith(_LAST_WORDS)
     if served.first is None:
         await send(start())
     await send({"type": "http.response.body", "body": b""})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import orjson
 import pytest
 
 from backends.fake import FakeServer, Script
@@ -166,6 +168,37 @@ def test_a_client_that_does_not_read_is_dropped_and_the_upstream_let_go(gateway:
         body = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "tell me all"}]}'
         deaf.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
         assert eventually(lambda: upstream.app.seen and upstream.app.seen[0].gone, 15)
+
+
+@pytest.mark.parametrize(
+    ("path", "stream", "last"),
+    [
+        ("/v1/chat/completions", False, b'"total_tokens"'),
+        ("/v1/chat/completions", True, b"data: [DONE]\n\n"),
+        ("/v1/messages", True, b'"message_stop"}\n\n'),
+    ],
+)
+def test_who_hangs_up_on_the_last_byte_has_not_left(gateway: Gateway, path: str, stream: bool, last: bytes) -> None:
+    told = len(gateway.log)
+    for number in range(60):
+        messages = [{"role": "user", "content": f"quick {path} {stream} {number}"}]
+        body = orjson.dumps({"model": "m", "max_tokens": 9, "stream": stream, "messages": messages})
+        with connected(gateway) as hasty:
+            head = HEAD.replace(b"/v1/chat/completions", path.encode())
+            hasty.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+            reply = b""
+            while last not in reply or not (stream or _whole(reply)):
+                part = hasty.recv(65536)
+                assert part, reply
+                reply += part
+    assert eventually(lambda: gateway.log[told:].count('"status":200') == 60)
+    assert "client_gone" not in gateway.log[told:]
+
+
+def _whole(reply: bytes) -> bool:
+    head, _, body = reply.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head)
+    return length is not None and len(body) == int(length[1])
 
 
 def test_there_is_a_most_of_connections(gateway: Gateway) -> None:
